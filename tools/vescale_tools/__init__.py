@@ -1,0 +1,1 @@
+"""The vescale-ckpt command."""

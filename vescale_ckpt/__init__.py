@@ -1,0 +1,1 @@
+"""A content-addressed checkpoint store for PyTorch: save from any parallel layout, load into any other."""

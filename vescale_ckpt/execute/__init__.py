@@ -1,0 +1,1 @@
+"""Execution: where plans meet bytes."""

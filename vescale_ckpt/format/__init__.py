@@ -1,0 +1,1 @@
+"""Records and their codec: the bytes of manifests and fragments. Pure."""

@@ -1,0 +1,1 @@
+"""Layouts: how a mesh of ranks holds one tensor, turned into boxes. Pure."""

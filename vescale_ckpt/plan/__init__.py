@@ -1,0 +1,1 @@
+"""Plans: who writes and who reads which boxes, as data made by pure functions."""

@@ -1,0 +1,1 @@
+"""Staging: device or live memory to reused host buffers."""

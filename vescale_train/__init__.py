@@ -1,0 +1,1 @@
+"""The training engine and the pipeline runtime that stand on the checkpoint store."""
