@@ -124,7 +124,7 @@ class Backend(abc.ABC):
     async def delete(self, key: str) -> None:
         """Remove an object; it is no error if there is none."""
 
-    async def leftovers(self) -> list[Leftover]:
+    async def leftovers(self) -> Sequence[Leftover]:
         """Return what died puts left behind; a back end that leaves nothing returns an empty list."""
         return []
 

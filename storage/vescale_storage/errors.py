@@ -117,7 +117,7 @@ def _rebuild_storage(
     cls: type[StorageError],
     message: str,
     context: dict[str, Any],
-    retryable: bool,  # noqa: FBT001 -- positional by the protocol of __reduce__
+    retryable: bool,
 ) -> StorageError:
     return cls(message, retryable=retryable, **context)
 
@@ -161,9 +161,7 @@ class RankFailureError(VeScaleError):
         return _rebuild_rank_failure, (self.message, self.failures, self.context)
 
 
-def _rebuild_rank_failure(
-    message: str, failures: dict[int, str], context: dict[str, Any]
-) -> RankFailureError:
+def _rebuild_rank_failure(message: str, failures: dict[int, str], context: dict[str, Any]) -> RankFailureError:
     return RankFailureError(message, failures=failures, **context)
 
 

@@ -51,9 +51,7 @@ class ChunkTable:
     length: npt.NDArray[np.uint32]  # [num_chunks] of the stored bytes
     codec: npt.NDArray[np.uint8]  # [num_chunks] a vescale_storage.pack.Codec
     partial_row: npt.NDArray[np.uint64]  # [num_partial] ascending
-    partial_box: npt.NDArray[
-        np.uint64
-    ]  # flat: per partial row ndim offsets, then ndim sizes, of the global tensor
+    partial_box: npt.NDArray[np.uint64]  # flat: per partial row ndim offsets, then ndim sizes, of the global tensor
 
 
 @dataclass(frozen=True, slots=True)

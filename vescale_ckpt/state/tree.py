@@ -6,9 +6,11 @@ module knows neither torch nor numpy; plain values of those libraries are wrappe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Key: TypeAlias = str | int
 Path: TypeAlias = tuple[Key, ...]
