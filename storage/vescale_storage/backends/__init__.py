@@ -1,0 +1,57 @@
+"""Where URLs become back ends: the one place that knows which class serves which scheme."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vescale_storage.backends.local import LocalBackend
+from vescale_storage.backends.memory import MemoryBackend
+from vescale_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vescale_storage.backend import Backend
+
+__all__ = ["open_backend"]
+
+_LOCAL_SCHEMES = frozenset({"", "file", "local"})
+_LOCAL_OPTIONS = frozenset({"durable", "num_threads"})
+
+
+def open_backend(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Backend:
+    """Return the back end of a URL or local path, without any I/O beyond a look at a local folder.
+
+    Args:
+        url: a path or ``file://`` URL, ``memory://name`` (this process only), ``s3://bucket/prefix``, or a URL of any
+            other scheme that fsspec knows.
+        storage_options: for a local folder ``durable`` and ``num_threads``; for others what the file system's class
+            takes (for S3: ``key``, ``secret``, ``token``, ``endpoint_url``, ``client_kwargs``, ...).
+
+    Raises:
+        ConfigError: the URL is empty or names an unknown scheme, or an option is unknown.
+    """
+    text = os.fspath(url)
+    options = dict(storage_options or {})
+    if not text:
+        raise ConfigError("cannot open a store at an empty URL; pass a path or a URL such as s3://bucket/prefix")
+    if "::" in text:
+        raise ConfigError(f"cannot open {text!r}: chained URLs cache what they read; pass the inner URL alone")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "", text
+    if scheme in _LOCAL_SCHEMES:
+        _refuse_unknown(text, options, _LOCAL_OPTIONS)
+        return LocalBackend(Path(rest).expanduser(), **options)
+    if scheme == "memory":
+        _refuse_unknown(text, options, frozenset())
+        return MemoryBackend(rest.rstrip("/"))
+    raise ConfigError(f"cannot open {text!r}: unknown scheme {scheme!r}")
+
+
+def _refuse_unknown(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"cannot open {url!r} with options {unknown}: known are {sorted(known)}")
