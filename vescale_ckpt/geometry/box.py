@@ -70,7 +70,13 @@ class Box:
         return Box(offset, tuple(e - o for o, e in zip(offset, end, strict=True)))
 
     def contains(self, other: Box) -> bool:
-        """Return whether every element of ``other`` is in this box."""
+        """Return whether every element of ``other`` is in this box.
+
+        Raises:
+            LayoutError: if the boxes differ in number of dims.
+        """
+        if len(self.shape) != len(other.shape):
+            raise LayoutError(f"cannot compare {self} with {other}: {self.ndim} dims against {other.ndim}")
         if other.volume == 0:
             return True
         return all(
@@ -82,12 +88,20 @@ class Box:
         """Return this box in coordinates that start at ``origin``'s offset.
 
         Raises:
-            LayoutError: if this box starts before ``origin``.
+            LayoutError: if this box starts before ``origin``, or the boxes differ in number of dims.
         """
+        if len(self.shape) != len(origin.shape):
+            raise LayoutError(f"cannot place {self} in {origin}: {self.ndim} dims against {origin.ndim}")
         return Box(tuple(a - b for a, b in zip(self.offset, origin.offset, strict=True)), self.shape)
 
     def shifted(self, by: tuple[int, ...]) -> Box:
-        """Return this box moved by ``by`` elements per dim."""
+        """Return this box moved by ``by`` elements per dim.
+
+        Raises:
+            LayoutError: if it would start below zero, or ``by`` is not one number per dim.
+        """
+        if len(self.shape) != len(by):
+            raise LayoutError(f"cannot move {self} by {by}: {self.ndim} dims against {len(by)}")
         return Box(tuple(a + b for a, b in zip(self.offset, by, strict=True)), self.shape)
 
     def subtract(self, other: Box) -> list[Box]:
