@@ -5,12 +5,7 @@ The same call is refused with the same error everywhere, so that a key that work
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vescale_storage.errors import CorruptionError, InvalidInputError
-
-if TYPE_CHECKING:
-    from vescale_storage.backend import Payload
 
 MAX_KEY_BYTES = 1024
 """S3's limit on a whole key; other stores allow at least as much."""
@@ -64,11 +59,6 @@ def past_end(key: str, offset: int, length: int, size_bytes: int, *, url: str) -
         "it was cut, or what refers to it is damaged",
         key=key,
     )
-
-
-def payload_bytes(payload: Payload) -> int:
-    """Return how many bytes the buffers hold together."""
-    return sum(len(buffer) for buffer in payload)
 
 
 def _key_problem(key: str) -> str | None:

@@ -27,6 +27,7 @@ from vescale_storage.errors import (
     StorageError,
     VeScaleError,
 )
+from vescale_storage.payload import cut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -172,7 +173,7 @@ class LocalBackend(Backend):
         descriptor, temp = self._open_temp(key)
         try:
             try:
-                for index, batch in enumerate(posix.cut(payload, _CHUNK_BYTES)):
+                for index, batch in enumerate(cut(payload, _CHUNK_BYTES)):
                     if index:
                         yield
                     posix.write_all(descriptor, batch)

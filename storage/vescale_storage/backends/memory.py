@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vescale_storage.backend import Backend, Capabilities, ObjectInfo, Payload
-from vescale_storage.backends.checks import check_key, check_prefix, check_range, past_end, payload_bytes
+from vescale_storage.backends.checks import check_key, check_prefix, check_range, past_end
 from vescale_storage.errors import AlreadyExistsError, ObjectNotFoundError
+from vescale_storage.payload import payload_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

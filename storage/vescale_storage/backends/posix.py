@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from vescale_storage.backend import Buffer
 
-MAX_BUFFERS: Final = 1024
-"""Linux takes no more buffers in one ``writev``; POSIX promises only 16, and no system in use has that few."""
-
 _FULL_SYNC: Final = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS: its ``fsync`` leaves the bytes in the drive's cache."""
 
@@ -38,23 +35,6 @@ _NAME_CLASH: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno
 _PASSING: Final = frozenset(
     {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EBUSY}
 )
-
-
-def cut(payload: Sequence[Buffer], batch_bytes: int) -> Iterator[list[memoryview]]:
-    """Yield the payload as batches of at most ``batch_bytes`` and ``MAX_BUFFERS`` views, without copying."""
-    batch: list[memoryview] = []
-    room = batch_bytes
-    for buffer in payload:
-        view = memoryview(buffer)
-        while view:
-            batch.append(view[:room])
-            view = view[len(batch[-1]) :]
-            room -= len(batch[-1])
-            if room == 0 or len(batch) == MAX_BUFFERS:
-                yield batch
-                batch, room = [], batch_bytes
-    if batch:
-        yield batch
 
 
 def write_all(descriptor: int, batch: Sequence[memoryview]) -> None:
