@@ -19,10 +19,9 @@ from vescale_storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from vescale_storage.backend import Buffer
 
 _FULL_SYNC: Final = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS: its ``fsync`` leaves the bytes in the drive's cache."""
