@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vescale_ckpt.errors import LayoutError
+from vescale_ckpt.state.tree import fqn
 
 if TYPE_CHECKING:
     import torch
@@ -64,3 +65,14 @@ class TensorLeaf:
     holding: Holding = Holding.REPLICATED
     alias_of: Path | None = None
     """The path, in the same state, of an earlier leaf that is the same memory (a tie); its pieces are then empty."""
+
+    def __post_init__(self) -> None:
+        if self.alias_of is not None and self.pieces:
+            raise LayoutError(f"{fqn(self.path)!r} is an alias of {fqn(self.alias_of)!r} and brings memory of its own")
+        for piece in self.pieces:
+            if piece.view.dtype != self.dtype:
+                raise LayoutError(f"{fqn(self.path)!r} is {self.dtype}, its piece {piece.box} is {piece.view.dtype}")
+            if len(piece.box.offset) != len(self.global_shape) or any(
+                end > n for end, n in zip(piece.box.end, self.global_shape, strict=True)
+            ):
+                raise LayoutError(f"{fqn(self.path)!r} has the shape {self.global_shape}, its piece is {piece.box}")
