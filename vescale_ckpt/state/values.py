@@ -17,13 +17,15 @@ import numpy as np
 import torch
 
 from vescale_ckpt.errors import FormatError, InvalidInputError
-from vescale_ckpt.state.keys import is_unicode, place, type_name
+from vescale_ckpt.state.keys import check_key, is_unicode, place, type_name
 from vescale_ckpt.state.tree import Foreign, fqn, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vescale_ckpt.state.tree import Path
+
+__all__ = ["MAX_VALUE_BYTES", "PLAIN_TYPES", "check_key", "from_value", "hint", "to_value", "type_name"]
 
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Held as they are. Exactly these: a subclass would come back as its base."""
