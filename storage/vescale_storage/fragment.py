@@ -60,8 +60,8 @@ def decode_fragment(data: bytes | bytearray, transaction: str, rank: int) -> mem
     view = memoryview(data)
     if len(data) < FRAGMENT_HEADER_BYTES + DIGEST_BYTES or digest(view[:-DIGEST_BYTES]) != view[-DIGEST_BYTES:]:
         raise CorruptionError(
-            f"cannot read {key!r}: the check of this fragment of {len(data)} bytes does not hold; it was cut or changed "
-            "after it was written",
+            f"cannot read {key!r}: the check of this fragment of {len(data)} bytes does not hold; it was cut or "
+            "changed after it was written",
             key=key,
             rank=rank,
         )
