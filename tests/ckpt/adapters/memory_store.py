@@ -1,0 +1,88 @@
+"""A store of thirty lines: whole tensors in a dict, filled and read by the boxes of pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vescale_ckpt.adapters.capture import Captured, capture
+from vescale_ckpt.adapters.restore import Restore, plan_restore
+from vescale_ckpt.format.records import TensorRecord
+from vescale_ckpt.state.dtypes import dtype_name
+from vescale_ckpt.state.merge import merge_trees
+from vescale_ckpt.state.tree import Node, Path
+
+
+@dataclass
+class Stored:
+    tree: Node
+    tensors: dict[Path, TensorRecord]
+    full: dict[Path, torch.Tensor]
+    copies: dict[Path, torch.Tensor]
+    """How often each element was held."""
+
+
+def store(captured: dict[int, Captured]) -> Stored:
+    """Return what all ranks captured, as whole tensors."""
+    tree = merge_trees([(rank, one.tree) for rank, one in captured.items()])
+    leaves: dict[Path, list] = {}
+    for one in captured.values():
+        for leaf in one.leaves:
+            leaves.setdefault(leaf.path, []).append(leaf)
+    index = {path: i for i, path in enumerate(leaves)}
+    tensors, full, copies = {}, {}, {}
+    for path, held in leaves.items():
+        first = held[0]
+        aliases = {leaf.alias_of for leaf in held if leaf.alias_of is not None}
+        assert len(aliases) <= 1
+        assert len({(leaf.dtype, leaf.global_shape, leaf.kind, leaf.holding) for leaf in held}) == 1, held
+        tensors[path] = TensorRecord(
+            path,
+            dtype_name(first.dtype),
+            first.global_shape,
+            first.global_shape,
+            first.kind.value,
+            index[aliases.pop()] if aliases else None,
+        )
+        full[path] = torch.zeros(first.global_shape, dtype=first.dtype)
+        copies[path] = torch.zeros(first.global_shape, dtype=torch.int32)
+        for leaf in held:
+            for piece in leaf.pieces:
+                at = piece.box.slices or ...
+                seen = copies[path][at] > 0
+                same = torch.equal(full[path][at][seen], piece.view[seen]) if seen.any() else True
+                assert same or first.dtype.is_floating_point, f"{path}: copies differ"
+                full[path][at] = piece.view
+                copies[path][at] += 1
+    return Stored(tree, tensors, full, copies)
+
+
+def save(state, *, rank: int = 0) -> Stored:
+    """Return the state of one process, stored."""
+    return store({rank: capture(state, rank=rank)})
+
+
+def fill(restore: Restore, stored: Stored) -> None:
+    """Put the bytes in place and finish."""
+    paths = tuple(stored.tensors)
+    assert not restore.problems, "\n".join(restore.problems)
+    for leaf in restore.leaves:
+        record = stored.tensors[leaf.path]
+        full = stored.full[leaf.path if record.alias_of is None else paths[record.alias_of]]
+        with torch.no_grad():
+            for piece in leaf.pieces:
+                piece.view.copy_(full[piece.box.slices or ...])
+    restore.finish()
+
+
+def load(stored: Stored, state, *, rank: int = 0, world_size: int = 1, **more) -> Restore:
+    """Fill a state from what is stored."""
+    restore = plan(stored, state, rank=rank, world_size=world_size, **more)
+    fill(restore, stored)
+    return restore
+
+
+def plan(stored: Stored, state, *, rank: int = 0, world_size: int = 1, **more) -> Restore:
+    """Plan a load."""
+    return plan_restore(state, stored.tree, stored.tensors, rank=rank, world_size=world_size, **more)

@@ -1,0 +1,186 @@
+"""Global names: a module's tensors by the names they have without any wrapper, and optimizers' parameters by these.
+
+The walk is our own and not ``state_dict()``: it sees ties (no duplicate is removed), runs no user hook, and knows a
+wrapper by what it is and not by what its attribute is called, so that a user's own ``module.weight`` keeps its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vescale_ckpt.errors import InvalidInputError
+from vescale_ckpt.state.per_rank import PerRank
+from vescale_ckpt.state.tree import fqn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vescale_ckpt.state.tree import Path
+
+EXTRA_STATE = "_extra_state"
+"""torch's name of what ``get_extra_state`` returns."""
+
+# (module that defines the class, class, attribute that holds the wrapped module). The classes are looked up among the
+# modules already imported: nobody has an instance of a class that was never imported, and importing them is slow.
+_WRAPPERS = (
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    ("torch.nn.parallel", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel", "DataParallel", "module"),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+        "_checkpoint_wrapped_module",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTensor:
+    """A parameter or a persistent buffer under its global name."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleExtra:
+    """A module that has extra state, under the name of that state."""
+
+    name: str
+    module: nn.Module
+
+
+def is_instance_of(value: Any, module: str, name: str) -> bool:
+    """Return whether ``value`` is of a class that may not even be imported."""
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(value, cls)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the user's module inside any number of wrappers.
+
+    Raises:
+        InvalidInputError: it is wrapped by FSDP1, whose flat parameters have no names of their own.
+    """
+    while True:
+        if is_instance_of(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            raise InvalidInputError(
+                f"cannot name the parameters of {type(module).__name__}: FSDP1 keeps them in flat buffers; "
+                f"use FSDP2 (torch.distributed.fsdp.fully_shard)"
+            )
+        for where, name, attribute in _WRAPPERS:
+            if is_instance_of(module, where, name):
+                module = getattr(module, attribute)
+                break
+        else:
+            return module
+
+
+def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | ModuleExtra]:
+    """Yield every parameter, persistent buffer and extra state below ``module``, in ``state_dict``'s order.
+
+    A shared tensor or submodule comes once for each of its names.
+
+    Raises:
+        InvalidInputError: FSDP1, or a module that writes keys of its own which this walk would lose.
+    """
+    module = unwrap(module)
+    _refuse_private_keys(module, prefix)
+    for name, parameter in module._parameters.items():  # noqa: SLF001 - named_parameters strips and hides
+        if parameter is not None:
+            yield ModuleTensor(prefix + name, parameter)
+    for name, buffer in module._buffers.items():  # noqa: SLF001
+        if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
+            yield ModuleTensor(prefix + name, buffer)
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        yield ModuleExtra(prefix + EXTRA_STATE, module)
+    for name, child in module._modules.items():  # noqa: SLF001
+        if child is not None:
+            yield from walk_module(child, f"{prefix}{name}.")
+
+
+def settle(module: nn.Module) -> None:
+    """Bring FSDP2 parameters into their sharded form: after a forward without a backward some stay gathered."""
+    for part in module.modules():
+        if is_instance_of(part, "torch.distributed.fsdp", "FSDPModule"):
+            part.reshard()  # type: ignore[operator]
+
+
+def find_modules(state: Any, path: Path = ()) -> Iterator[tuple[Path, nn.Module]]:
+    """Yield (path, module) of every module anywhere in a state, in order."""
+    if isinstance(state, nn.Module):
+        yield path, state
+    elif isinstance(state, PerRank):
+        yield from find_modules(state.value, path)
+    elif isinstance(state, dict | list | tuple):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from find_modules(value, (*path, key))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterName:
+    """One name of a parameter: the place of its module in the state, and its name in that module."""
+
+    module: Path
+    name: str
+
+
+class ParameterNames:
+    """The names of all parameters of all modules in one state, by identity."""
+
+    def __init__(self, state: Any) -> None:
+        self._names: dict[int, list[ParameterName]] = {}
+        self._alive: list[torch.Tensor] = []  # an id is only good while its object lives
+        for path, module in find_modules(state):
+            settle(module)
+            for item in walk_module(module):
+                if isinstance(item, ModuleTensor):
+                    self._names.setdefault(id(item.tensor), []).append(ParameterName(path, item.name))
+                    self._alive.append(item.tensor)
+
+    def of(self, parameter: torch.Tensor) -> tuple[ParameterName, ...]:
+        """Return every name of a parameter, first one first; none if no module in the state has it."""
+        return tuple(self._names.get(id(parameter), ()))
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> dict[int, str]:
+        """Return the name of each of an optimizer's parameters, by id.
+
+        It is the name in the module. Where parameters of two modules would share one, every name starts with the
+        place of its module.
+
+        Raises:
+            InvalidInputError: a parameter is in no module of the state.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        nameless = sum(not self.of(p) for p in parameters)
+        if nameless:
+            raise InvalidInputError(
+                f"cannot name the parameters of the optimizer '{fqn(path)}': {nameless} of its {len(parameters)} "
+                f"parameters are in no module of this state; put the model in the state too, next to the optimizer",
+                fqn=fqn(path),
+            )
+        names = {id(p): self.of(p)[0].name for p in parameters}
+        if len(set(names.values())) < len(names):
+            names = {id(p): fqn((*self.of(p)[0].module, self.of(p)[0].name)) for p in parameters}
+        return names
+
+
+def _refuse_private_keys(module: nn.Module, prefix: str) -> None:
+    """Refuse a module whose own ``_save_to_state_dict`` writes keys that are no parameter, buffer or extra state."""
+    if type(module)._save_to_state_dict is nn.Module._save_to_state_dict:  # noqa: SLF001
+        return
+    written: dict[str, Any] = {}
+    module._save_to_state_dict(written, "", keep_vars=True)  # noqa: SLF001
+    known = {*module._parameters, *module._buffers, EXTRA_STATE}  # noqa: SLF001
+    private = [key for key in written if key not in known]
+    if private:
+        raise InvalidInputError(
+            f"cannot save module '{prefix.removesuffix('.')}' of {type(module).__name__}: it writes keys of its own "
+            f"({', '.join(private[:5])}); pass its state_dict() instead of the module",
+            fqn=prefix,
+        )

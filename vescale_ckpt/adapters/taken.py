@@ -1,0 +1,95 @@
+"""Taken: which leaves of a stored tree some target has a place for, and what to say of the rest.
+
+A rank under pipeline parallelism has a place for a part of the snapshot only. What no rank takes is unexpected, and
+that only all ranks together can tell: so it is a row of flags that ranks can unite, in the order of the stored tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vescale_ckpt.state.tree import Node, Path, TensorNode, ValueNode, children, fqn, walk
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from vescale_ckpt.adapters.options import Selector
+
+
+class Taken:
+    """Flags of the leaves (tensors and plain values) of one stored tree."""
+
+    def __init__(self, stored: Node) -> None:
+        leaves = (path for path, node in walk(stored) if isinstance(node, TensorNode | ValueNode))
+        self._index = {path: index for index, path in enumerate(leaves)}
+        self.flags: npt.NDArray[np.bool_] = np.zeros(len(self._index), dtype=np.bool_)
+
+    def add(self, path: Path) -> None:
+        """Take one leaf."""
+        self.flags[self._index[path]] = True
+
+    def add_below(self, path: Path, node: Node) -> None:
+        """Take everything from this node down."""
+        for below, child in walk(node, path):
+            if isinstance(child, TensorNode | ValueNode):
+                self.add(below)
+
+
+def unexpected(stored: Node, flags: npt.NDArray[np.bool_], selector: Selector) -> tuple[str, ...]:
+    """Return one line for each part of a stored tree that nothing takes and no option allows.
+
+    ``flags`` is ``Restore.taken``, united over the ranks that load together.
+    """
+    return tuple(_Report(flags, selector).lines(stored))
+
+
+class _Report:
+    def __init__(self, flags: npt.NDArray[np.bool_], selector: Selector) -> None:
+        self._flags = flags
+        self._selector = selector
+        self._next = 0
+
+    def lines(self, stored: Node) -> list[str]:
+        counts, lines = self._visit(stored, ())
+        return [self._line((), stored, counts)] if lines is None else lines
+
+    def _visit(self, node: Node, path: Path) -> tuple[tuple[int, int], list[str] | None]:
+        """Return ((tensors, values) left over below, lines); lines None: all below is, and one line can say so."""
+        if isinstance(node, TensorNode | ValueNode):
+            index, self._next = self._next, self._next + 1
+            if self._flags[index] or not self._selector.takes(fqn(path)):
+                return (0, 0), []
+            return ((1, 0) if isinstance(node, TensorNode) else (0, 1)), None
+        total, whole = (0, 0), True
+        parts: list[tuple[Path, Node, tuple[int, int], list[str] | None]] = []
+        for key, child in children(node):
+            counts, lines = self._visit(child, (*path, key))
+            parts.append(((*path, key), child, counts, lines))
+            total = (total[0] + counts[0], total[1] + counts[1])
+            whole = whole and lines is None
+        if parts and whole:
+            return total, None
+        found: list[str] = []
+        for below, child, counts, lines in parts:
+            found += [self._line(below, child, counts)] if lines is None else lines
+        return total, found
+
+    def _line(self, path: Path, node: Node, counts: tuple[int, int]) -> str:
+        name = fqn(path)
+        if isinstance(node, TensorNode):
+            what = "a tensor"
+        elif isinstance(node, ValueNode):
+            what = "a value"
+        else:
+            what = " and ".join(
+                f"{n} {kind}{'s' * (n != 1)}" for n, kind in zip(counts, ("tensor", "value"), strict=True) if n
+            )
+        return f"unexpected '{name}': the snapshot has {what} that the target has no place for; {_way_out(name, path)}"
+
+
+def _way_out(name: str, path: Path) -> str:
+    if "state" in path[1:2]:
+        return f"pass the optimizer itself, which takes its state as stored, or allow it with ignore=({name!r},)"
+    return f"add it to the target, or allow it with ignore=({name!r},)"
