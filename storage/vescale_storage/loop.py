@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import os
 import queue
@@ -141,24 +142,26 @@ class _Workers(concurrent.futures.Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        if not self._idle.acquire(blocking=False):
-            self._add_thread()
+        # Put before looking for an idle thread: one that starts up in between would count itself idle, then take the
+        # call and still be counted, and the next call would wait for nobody.
         self._calls.put((future, functools.partial(fn, *args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and not self._add_thread():
+            future.cancel()
+            raise StateError(
+                "cannot start a thread for blocking work: the interpreter is ending, or the process may not"
+            )
         return future
 
-    def _add_thread(self) -> None:
+    def _add_thread(self) -> bool:
+        """Return whether there is any thread to serve calls."""
+        _register_process_hooks()
         with self._lock:
-            if self._num_threads >= self._max_workers:
-                return
-            _register_process_hooks()
-            name = f"vescale-storage-worker-{self._num_threads}"
-            try:
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
-            except RuntimeError as error:
-                if self._num_threads == 0:
-                    raise StateError(f"cannot start a thread for blocking work: {error}") from error
-                return  # the threads there are will serve the call
-            self._num_threads += 1
+            if self._num_threads < self._max_workers:
+                name = f"vescale-storage-worker-{self._num_threads}"
+                with contextlib.suppress(RuntimeError):  # then those that there are will serve the call
+                    threading.Thread(target=self._serve, name=name, daemon=True).start()
+                    self._num_threads += 1
+            return self._num_threads > 0
 
     def _serve(self) -> None:
         while True:
@@ -199,6 +202,7 @@ class _State:
         return self.thread is threading.current_thread()
 
     def running_loop(self) -> asyncio.AbstractEventLoop:
+        _register_process_hooks()
         with self.lock:
             if self.loop is None:
                 self._start()
@@ -214,7 +218,6 @@ class _State:
             loop.close()
             raise StateError(f"cannot start the storage event loop: {error}") from error
         self.loop, self.thread = loop, thread
-        _register_process_hooks()
 
     def close(self) -> None:
         with self.lock:
@@ -248,14 +251,19 @@ def _serve_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 _state = _State()
 _left_in_parent: list[_State] = []
-_hooks_registered = threading.Event()
+_hooks_registered = False
 
 
 def _register_process_hooks() -> None:
-    if not _hooks_registered.is_set():
-        _hooks_registered.set()
+    """Register what to do at a fork and at the end; called before any lock is taken that a fork could find held.
+
+    There is no lock around it for the same reason: registered twice, the hooks do no harm.
+    """
+    global _hooks_registered  # noqa: PLW0603 - one registration a process
+    if not _hooks_registered:
         os.register_at_fork(after_in_child=_forget_parent)
         atexit.register(_close_at_exit)
+        _hooks_registered = True
 
 
 def _forget_parent() -> None:
