@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, is_instance_of, walk_module
+from vescale_ckpt.adapters.groups import KEYS_LEFT_OUT
+from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, is_instance_of, names_node, walk_module
 from vescale_ckpt.adapters.tensors import check_dtype, hold, inner_tensors, is_array
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.state.build import build_tree
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 SUBCLASS_KEY = "__tensor_subclass__"
 """In the dict that stands for a tensor subclass made of several tensors: the name of its class."""
-
-GROUP_KEYS_LEFT_OUT = frozenset({"params", "param_names"})
-"""Of a parameter group: ``params`` is stored as global names, which say what ``param_names`` would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,6 @@ class _Capturer:
         self._alive: list[Any] = []  # identities are only good while the objects live
         self._in_per_rank = False
         self._by_type: tuple[tuple[type, Callable[[Any, Path], Node]], ...] = (
-            (nn.Module, self._module),
             (torch.optim.Optimizer, self._optimizer),
             (PerRank, self._per_rank),
         )
@@ -117,6 +114,8 @@ class _Capturer:
         try:
             if is_array(value):
                 return self._array(value, path)
+            if (module := as_module(value)) is not None:
+                return self._module(module, path)
             for cls, visit in self._by_type:
                 if isinstance(value, cls):
                     return visit(value, path)
@@ -180,12 +179,11 @@ class _Capturer:
         return DictNode((("state", DictNode(tuple(state.items()), union=True)), ("param_groups", ListNode(groups))))
 
     def _group(self, group: dict[str, Any], names: dict[int, str], path: Path) -> Node:
-        # a dict of names and not a list: under pipeline parallelism every rank has some of them
-        params = DictNode(tuple((names[id(parameter)], ValueNode(None)) for parameter in group["params"]), union=True)
+        params = names_node(names[id(parameter)] for parameter in group["params"])
         options = tuple(
             (check_key(key, path), self.visit(value, (*path, key)))
             for key, value in group.items()
-            if key not in GROUP_KEYS_LEFT_OUT
+            if key not in KEYS_LEFT_OUT
         )
         return DictNode((("params", params), *options))
 

@@ -48,7 +48,7 @@ class Draft:
         tensors: Mapping[Path, TensorRecord],
         selector: Selector,
         *,
-        rank: int,
+        rank: int | None,
         same_content: SameContent | None,
     ) -> None:
         self.rank = rank

@@ -15,10 +15,10 @@ from torch import nn
 
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.state.per_rank import PerRank
-from vescale_ckpt.state.tree import fqn
+from vescale_ckpt.state.tree import DictNode, ListNode, Node, ValueNode, fqn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vescale_ckpt.state.tree import Path
 
@@ -37,6 +37,21 @@ _WRAPPERS = (
         "_checkpoint_wrapped_module",
     ),
 )
+
+
+def names_node(names: Iterable[str]) -> DictNode:
+    """Return the node of a set of names in order, of which ranks may each hold a part."""
+    return DictNode(tuple((name, ValueNode(None)) for name in names), union=True)
+
+
+def names_in(node: Node | None) -> tuple[str, ...] | None:
+    """Return the names that a ``names_node`` holds, or a list of names; None if it is neither."""
+    names: list[Any] = [None]
+    if isinstance(node, DictNode) and all(child == ValueNode(None) for _, child in node.items):
+        names = [key for key, _ in node.items]
+    elif isinstance(node, ListNode):
+        names = [child.value if isinstance(child, ValueNode) else None for child in node.items]
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,13 @@ def is_instance_of(value: Any, module: str, name: str) -> bool:
     """Return whether ``value`` is of a class that may not even be imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(value, cls)
+
+
+def as_module(value: Any) -> nn.Module | None:
+    """Return the module that a value is or, being a pipeline stage, holds; None if it is neither."""
+    if is_instance_of(value, "torch.distributed.pipelining.stage", "_PipelineStageBase"):
+        return value.submod  # type: ignore[no-any-return]
+    return value if isinstance(value, nn.Module) else None
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -113,8 +135,8 @@ def settle(module: nn.Module) -> None:
 
 def find_modules(state: Any, path: Path = ()) -> Iterator[tuple[Path, nn.Module]]:
     """Yield (path, module) of every module anywhere in a state, in order."""
-    if isinstance(state, nn.Module):
-        yield path, state
+    if (module := as_module(state)) is not None:
+        yield path, module
     elif isinstance(state, PerRank):
         yield from find_modules(state.value, path)
     elif isinstance(state, dict | list | tuple):

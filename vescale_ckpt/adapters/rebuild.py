@@ -62,6 +62,11 @@ def has_arrays(node: Node) -> bool:
     return any(isinstance(child, TensorNode) for _, child in walk(node))
 
 
+def is_group_params(path: Path) -> bool:
+    """Return whether a path is where a parameter group has the names of its parameters."""
+    return len(path) > 2 and path[-1] == "params" and path[-3] == "param_groups"
+
+
 class Rebuilder:
     """Makes values out of stored nodes; plans the fill of their arrays."""
 
@@ -93,6 +98,9 @@ class Rebuilder:
         items = dict(node.items)
         if SUBCLASS_KEY in items:
             return self.subclass(template, node, stored, target)
+        if is_group_params(stored):
+            self._draft.taken.add_below(stored, node)
+            return lambda: list(items)
         known = template if isinstance(template, dict) else {}
         makers = {
             key: self.make(known.get(key, NOTHING), child, (*stored, key), (*target, key)) for key, child in node.items
@@ -120,6 +128,9 @@ class Rebuilder:
         self._draft.taken.add_below(stored, node)
         entries = dict(node.items)
         rank = self._draft.rank
+        if rank is None:
+            makers = {r: self.make(NOTHING, child, (*stored, r), (*target, r)) for r, child in node.items}
+            return lambda: {r: maker() for r, maker in makers.items()}
         if rank not in entries:
             self._draft.problems.append(missing(fqn(target), f"a value of rank {rank}"))
             return _constant(None)

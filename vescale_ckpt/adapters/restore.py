@@ -16,9 +16,9 @@ from torch import nn
 
 from vescale_ckpt.adapters.capture import is_stateful
 from vescale_ckpt.adapters.draft import Draft, Maker, Phase, SameContent, missing
-from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, walk_module
+from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, names_in, walk_module
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
-from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder, has_arrays, is_live
+from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder, has_arrays, is_group_params, is_live
 from vescale_ckpt.adapters.restore_optimizer import OptimizerRestorer
 from vescale_ckpt.adapters.taken import unexpected
 from vescale_ckpt.adapters.tensors import inner_tensors
@@ -146,6 +146,8 @@ class _Walk:
 
     def value(self, target: Any, node: Node, stored: Path, path: Path) -> Maker | None:
         """Plan one value; return what makes its replacement, or None where the caller's own object stays."""
+        module = as_module(target)
+        target = target if module is None else module
         for types, plan in self._by_type:
             if isinstance(target, types):
                 return plan(target, node, stored, path)
@@ -214,7 +216,8 @@ class _Walk:
         return self._differs(path, f"an optimizer ({type(target).__name__})", node, stored, reason)
 
     def _per_rank(self, target: PerRank[Any], node: Node, stored: Path, path: Path) -> Maker | None:
-        if not self._wanted(node, stored, path):
+        if not any(self._selector.names(name) for name in _leaf_names(target.value, path)):
+            self._draft.taken.add_below(stored, node)
             return None
         if not isinstance(node, PerRankNode):
             return self._differs(path, "a value per rank", node, stored)
@@ -222,7 +225,7 @@ class _Walk:
         entries = dict(node.items)
         saved = len(entries) if self._saved_world_size is None else self._saved_world_size
         rank, name = self._draft.rank, fqn(path)
-        if saved != self._world_size or rank not in entries:
+        if rank is None or saved != self._world_size or rank not in entries:
             self._draft.problems.append(
                 f"'{name}': the snapshot has it per rank, of {saved} ranks; this is rank {rank} of {self._world_size}; "
                 f"load with as many ranks, or keep what each rank has with ignore=({name!r},)"
@@ -247,13 +250,19 @@ class _Walk:
         return None
 
     def _sequence(self, target: list[Any] | tuple[Any, ...], node: Node, stored: Path, path: Path) -> Maker | None:
+        if is_group_params(path) and isinstance(node, DictNode) and set(target) == set(names_in(node) or ()):
+            self._draft.taken.add_below(stored, node)  # a state dict by name, saved from an optimizer
+            return None
         kind = ListNode if isinstance(target, list) else TupleNode
         if not isinstance(node, ListNode | TupleNode) or not isinstance(node, kind):
-            return self._differs(path, f"a {type(target).__name__}", node, stored)
+            return self._differs(path, _describe(target), node, stored)
         if len(node.items) != len(target):
-            if has_arrays(node) or not _is_plain(target):
-                return self._differs(path, f"a {type(target).__name__} of {len(target)}", node, stored)
             return self._replace_sequence(target, node, stored, path)
+        return self._sequence_items(target, node, stored, path)
+
+    def _sequence_items(
+        self, target: list[Any] | tuple[Any, ...], node: ListNode | TupleNode, stored: Path, path: Path
+    ) -> Maker | None:
         below: dict[Key, Node] = dict(enumerate(node.items))
         makers = [self._child(value, below, index, stored, path) for index, value in enumerate(target)]
         if not any(makers):
@@ -270,6 +279,8 @@ class _Walk:
         """Plan a list or tuple of plain values as one value: it may have another length."""
         if not self._wanted(node, stored, path):
             return None
+        if has_arrays(node) or not _is_plain(target):
+            return self._differs(path, _describe(target), node, stored)
         maker = self._rebuild.make(NOTHING, node, stored, path)
         return self._install_sequence(target, maker)
 
