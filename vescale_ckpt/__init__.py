@@ -1,1 +1,29 @@
 """A content-addressed checkpoint store for PyTorch: save from any parallel layout, load into any other."""
+
+from vescale_ckpt.checkpointer import Checkpointer, load, save
+from vescale_ckpt.execute.read import ReadOptions
+from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.loading.loader import LoadReport
+from vescale_ckpt.saving.handle import SaveHandle, SaveReport, SaveState
+from vescale_ckpt.saving.options import SaveOptions
+from vescale_ckpt.state.per_rank import PerRank
+from vescale_ckpt.state.sharded_view import ShardedView
+from vescale_ckpt.store import Snapshot, Store, open_store
+
+__all__ = [
+    "Box",
+    "Checkpointer",
+    "LoadReport",
+    "PerRank",
+    "ReadOptions",
+    "SaveHandle",
+    "SaveOptions",
+    "SaveReport",
+    "SaveState",
+    "ShardedView",
+    "Snapshot",
+    "Store",
+    "load",
+    "open_store",
+    "save",
+]

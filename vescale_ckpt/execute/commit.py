@@ -1,0 +1,217 @@
+"""Commit: the ranks' fragments become one proven manifest, and one create-only put makes it visible.
+
+The coordinator (rank 0) collects what every rank wrote, proves that every element of every tensor is covered exactly
+once and that every pack is there whole, puts the manifest, then the ref. The others learn the outcome from the ref or
+from an abort record. A kill between any two steps leaves the snapshots that were there before, and bytes that a retry
+reuses or gc removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, VeScaleError
+from vescale_ckpt.execute.manifests import store_manifest
+from vescale_ckpt.format.assemble import assemble, check_agreement
+from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragment, encode_fragment
+from vescale_ckpt.format.records import Manifest
+from vescale_ckpt.plan.load_plan import prove_cover
+from vescale_ckpt.state.merge import fill_per_rank, merge_trees
+from vescale_storage import loop
+from vescale_storage.keys import pack_key
+from vescale_storage.parallel import map_bounded
+from vescale_storage.refs import create_ref
+from vescale_storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vescale_ckpt.execute.write import Written
+    from vescale_ckpt.plan.save_plan import SavePlan
+    from vescale_ckpt.state.merge import PerRankEntries
+    from vescale_ckpt.state.tree import Node
+    from vescale_storage.backend import Backend
+    from vescale_storage.refs import Ref
+
+_NUM_REQUESTS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """One rank's place in one transaction."""
+
+    backend: Backend
+    transaction: str
+    plan_key: bytes
+    run: str
+    step: int
+    rank: int
+    world_size: int
+    deadline_seconds: float
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this rank commits."""
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """``run@step``."""
+        return f"{self.run}@{self.step}"
+
+    def transaction_in_storage(self) -> Transaction:
+        """Return the transaction as storage sees it."""
+        return Transaction(self.backend, self.transaction, self.world_size)
+
+    @contextlib.contextmanager
+    def aborting(self) -> Iterator[None]:
+        """Tell the other ranks, through storage, when the body fails here."""
+        try:
+            yield
+        except BaseException as error:
+            if self.world_size > 1:
+                kind = error.kind if isinstance(error, VeScaleError) else type(error).__name__
+                with contextlib.suppress(VeScaleError):  # they run into their deadline then; the first error counts
+                    loop.run(self.transaction_in_storage().abort(self.rank, str(error), kind))
+            raise
+
+
+def commit(
+    meeting: Meeting,
+    plan: SavePlan,
+    written: Written,
+    *,
+    tree: Node | None,
+    per_rank: PerRankEntries,
+    metadata: dict[str, Any],
+) -> tuple[Ref, Manifest | None]:
+    """Commit with the other ranks; return the ref, and on the coordinator the manifest.
+
+    Args:
+        meeting: which transaction.
+        plan: the save plan that all ranks made.
+        written: what this rank wrote; durable by now.
+        tree: this rank's tree, without per-rank values; None where it is the coordinator's.
+        per_rank: this rank's per-rank values.
+        metadata: the user's; the coordinator's counts.
+
+    Raises:
+        RankFailureError: another rank failed or never reported; names it.
+        MismatchError: ranks disagree on replicated state.
+        CorruptionError: a pack that the snapshot needs is not there whole.
+        StorageError: the storage failed.
+    """
+    fragment = fragment_of(meeting.rank, meeting.plan_key, written, tree, per_rank)
+    if meeting.world_size == 1:
+        return _coordinate(meeting, plan, [fragment], metadata)
+    transaction = meeting.transaction_in_storage()
+    loop.run(transaction.write_fragment(meeting.rank, encode_fragment(fragment)))
+    if not meeting.is_coordinator:
+        return loop.run(transaction.await_commit(meeting.run, meeting.step, meeting.deadline_seconds)), None
+    contents = loop.run(transaction.collect(meeting.deadline_seconds))
+    outcome = _coordinate(meeting, plan, [decode_fragment(content) for content in contents], metadata)
+    with contextlib.suppress(VeScaleError):  # committed: what cannot be removed now, gc removes
+        loop.run(transaction.clean())
+    return outcome
+
+
+def _coordinate(
+    meeting: Meeting, plan: SavePlan, fragments: Sequence[Fragment], metadata: dict[str, Any]
+) -> tuple[Ref, Manifest]:
+    """Prove, then make visible."""
+    check_agreement(fragments, plan.tensors, meeting.world_size)
+    chunks, packs = assemble(fragments, plan.tensors)
+    now = time.time()
+    manifest = Manifest(
+        run=meeting.run,
+        step=meeting.step,
+        created_seconds=now,
+        transaction=meeting.transaction,
+        world_size=meeting.world_size,
+        tree=_whole_tree(fragments),
+        tensors=plan.tensors,
+        chunks=chunks,
+        packs=packs,
+        writer=_writer(),
+        metadata=metadata,
+    )
+    for tensor, record in enumerate(manifest.tensors):
+        if record.alias_of is None:
+            prove_cover(manifest, tensor)
+    _prove_packs(meeting, manifest, fragments)
+    name = store_manifest(meeting.backend, manifest)
+    ref = loop.run(
+        create_ref(
+            meeting.backend,
+            meeting.run,
+            meeting.step,
+            manifest=name,
+            transaction=meeting.transaction,
+            now=now,
+        )
+    )
+    return ref, manifest
+
+
+def _whole_tree(fragments: Sequence[Fragment]) -> Node:
+    """Return the tree of all ranks, per-rank values put back."""
+    shared = next(fragment.tree for fragment in fragments if fragment.rank == 0)
+    trees = [(f.rank, f.tree if f.tree is not None else shared) for f in fragments]
+    merged = merge_trees([(rank, tree) for rank, tree in trees if tree is not None])
+    return fill_per_rank(merged, [(f.rank, f.per_rank) for f in fragments])
+
+
+def _prove_packs(meeting: Meeting, manifest: Manifest, fragments: Sequence[Fragment]) -> None:
+    """Refuse a snapshot whose packs are not in storage with the size that they must have."""
+    owner = {pack.name: fragment.rank for fragment in fragments for pack in fragment.packs}
+
+    async def check(number: int) -> str | None:
+        pack = manifest.packs[number]
+        try:
+            size = (await meeting.backend.head(pack_key(pack.name))).size_bytes
+        except ObjectNotFoundError:
+            return f"{pack_key(pack.name)}, which rank {owner.get(pack.name)} refers to, is not there"
+        return None if size == pack.size_bytes else f"{pack_key(pack.name)} has {size} bytes, not {pack.size_bytes}"
+
+    found = loop.run(map_bounded(check, range(len(manifest.packs)), _NUM_REQUESTS))
+    problems = [problem for problem in found if problem is not None]
+    if problems:
+        raise CorruptionError(
+            f"cannot commit {meeting.name} to {meeting.backend.url}: {'; '.join(problems[:8])} - was it collected, or "
+            "do the ranks see different storage?",
+            problems=tuple(problems),
+        )
+
+
+def fragment_of(rank: int, plan_key: bytes, written: Written, tree: Node | None, per_rank: PerRankEntries) -> Fragment:
+    """Return what this rank tells the coordinator."""
+    return Fragment(
+        rank=rank,
+        plan_key=plan_key,
+        tree=tree,
+        per_rank=per_rank,
+        chunks=FragmentChunks.of(
+            tensor=written.tensor,
+            tile=written.tile,
+            digest=written.digest,
+            pack=written.pack,
+            offset=written.offset,
+            length=written.length,
+            codec=written.codec,
+            partial=[(row, chunk.box) for row, chunk in written.partial],
+        ),
+        packs=tuple(written.packs),
+        replicas=written.compared,
+        counters={"bytes_total": written.bytes_total, "bytes_put": written.bytes_put},
+    )
+
+
+def _writer() -> str:
+    try:
+        return f"vescale-ckpt {version('vescale-ckpt')}"
+    except PackageNotFoundError:
+        return "vescale-ckpt"

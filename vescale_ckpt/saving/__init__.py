@@ -1,0 +1,1 @@
+"""Saving: the story of one save, from the caller's state to a committed snapshot."""

@@ -1,0 +1,35 @@
+"""How saves are done, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vescale_ckpt.errors import ConfigError
+
+SMALLEST_BUDGET_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveOptions:
+    """How saves are done; the same on all ranks."""
+
+    host_budget_bytes: int | None = None
+    """Bound of host memory beyond the state itself, at least 32 MiB. None: staging may hold this rank's whole share, so
+    that a background save gives the caller its thread back after one copy."""
+    deadline_seconds: float = 1800.0
+    """The longest wait for another rank or for storage."""
+    most_in_flight: int = 2
+    """Background saves that may be under way; one more waits for the oldest."""
+    check_replicas: bool = False
+    """Compare all copies of replicated tensors, not only those of one tile."""
+    codec: str = "raw"
+    """``raw`` or ``zstd``."""
+    pack_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.host_budget_bytes is not None and self.host_budget_bytes < SMALLEST_BUDGET_BYTES:
+            raise ConfigError(f"cannot save with host_budget_bytes={self.host_budget_bytes}: it must be 32 MiB or more")
+        if self.codec not in {"raw", "zstd"}:
+            raise ConfigError(f"cannot save with codec={self.codec!r}: 'raw' or 'zstd'")
+        if self.most_in_flight < 1 or self.deadline_seconds <= 0 or self.pack_bytes < 1 << 20:
+            raise ConfigError(f"cannot save with {self}: a bound is too small")

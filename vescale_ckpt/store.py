@@ -1,0 +1,362 @@
+"""The store: runs and their snapshots at one URL, and reading any of it without a process group."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from vescale_ckpt.adapters.fresh import fresh_state
+from vescale_ckpt.errors import (
+    InvalidInputError,
+    MismatchError,
+    RefNotFoundError,
+    SnapshotNotFoundError,
+    StoreNotFoundError,
+)
+from vescale_ckpt.execute.fill import Filler
+from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest
+from vescale_ckpt.execute.read import Reader, ReadOptions
+from vescale_ckpt.execute.verify import VerifyReport, verify_snapshot
+from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.state.dtypes import dtype_from_name
+from vescale_ckpt.state.leaf import Piece
+from vescale_ckpt.state.tree import fqn
+from vescale_storage import loop, refs, root
+from vescale_storage.backends import open_backend
+from vescale_storage.ref_records import SnapshotName
+from vescale_storage.wrappers.count import CountingBackend
+from vescale_storage.wrappers.retry import RetryBackend, RetryPolicy
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.state.tree import Path
+    from vescale_storage.backend import Backend
+    from vescale_storage.refs import Ref
+    from vescale_storage.wrappers.count import Counts
+
+_MANIFESTS_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a snapshot says of one tensor."""
+
+    name: str
+    """Dotted name."""
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    kind: str
+    """``tensor``, ``numpy``, ``bytes`` or ``bytes_io``."""
+    num_bytes: int
+    num_chunks: int
+    alias_of: str | None
+    """The name of the tensor that this one is tied to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """One committed snapshot in a listing."""
+
+    run: str
+    step: int
+    version: int
+    created_seconds: float
+    """Seconds since the epoch."""
+    tags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``run@step``."""
+        return f"{self.run}@{self.step}"
+
+
+class Store:
+    """Runs and snapshots at one URL. Safe for threads; made by ``open_store``."""
+
+    def __init__(self, backend: Backend, *, exists: bool, unsafe_no_conditional_put: bool = False) -> None:
+        self.backend = backend
+        self._exists = exists
+        self._unsafe = unsafe_no_conditional_put
+        self._manifests: dict[str, Manifest] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self.backend.url
+
+    @property
+    def counts(self) -> Counts | None:
+        """Requests and bytes since the store was opened."""
+        return self.backend.counts if isinstance(self.backend, CountingBackend) else None
+
+    def require(self, *, create: bool = False) -> None:
+        """Check that there is a store here, or make one.
+
+        Raises:
+            StoreNotFoundError: there is none and ``create`` is false.
+        """
+        if not self._exists:
+            loop.run(
+                root.create_or_open_root(self.backend, create=create, unsafe_no_conditional_put=self._unsafe),
+            )
+            self._exists = True
+
+    def runs(self) -> list[str]:
+        """Return the names of all runs, sorted."""
+        self.require()
+        return sorted(loop.run(refs.list_runs(self.backend)))
+
+    def snapshots(self, run: str) -> list[SnapshotInfo]:
+        """Return the committed snapshots of a run, by step; of a step saved several times, the newest.
+
+        Raises:
+            SnapshotNotFoundError: the run has none.
+        """
+        self.require()
+        listed = loop.run(refs.list_refs(self.backend, run))
+        if not listed:
+            raise SnapshotNotFoundError(self._nothing(SnapshotName(run)), run=run)
+        tags: dict[int, list[str]] = {}
+        for tag in loop.run(refs.list_tags(self.backend, run)):
+            tags.setdefault(tag.ref.step, []).append(tag.name)
+        return [
+            SnapshotInfo(run, ref.step, ref.version, ref.created_seconds, tuple(sorted(tags.get(ref.step, ()))))
+            for ref in sorted(listed, key=lambda ref: ref.step)
+        ]
+
+    def __getitem__(self, name: str) -> Snapshot:
+        """Return the snapshot ``run@step``, ``run@tag``, or the newest of ``run``.
+
+        Raises:
+            SnapshotNotFoundError: there is none; the message lists what there is.
+        """
+        return Snapshot(self, self.resolve(refs.parse_name(name)))
+
+    def resolve(self, name: SnapshotName) -> Ref:
+        """Return the ref of a step, a tag, or the newest step.
+
+        Raises:
+            SnapshotNotFoundError: there is none; the message lists what there is.
+        """
+        self.require()
+        try:
+            return loop.run(refs.resolve(self.backend, name))
+        except RefNotFoundError as error:
+            raise SnapshotNotFoundError(self._nothing(name), run=name.run) from error
+
+    def newest(self, run: str) -> Ref | None:
+        """Return the ref of a run's highest step, or None where it has none."""
+        try:
+            return loop.run(refs.latest_ref(self.backend, run))
+        except RefNotFoundError:
+            return None
+
+    def manifest(self, ref: Ref) -> Manifest:
+        """Return the manifest that a ref points to; the last few are kept, for they never change."""
+        with self._lock:
+            known = self._manifests.pop(ref.manifest, None)
+        manifest = known or open_manifest(fetch_manifest(self.backend, ref), ref)
+        self.keep(ref, manifest)
+        return manifest
+
+    def keep(self, ref: Ref, manifest: Manifest) -> None:
+        """Remember a manifest that was read or written."""
+        with self._lock:
+            self._manifests[ref.manifest] = manifest
+            while len(self._manifests) > _MANIFESTS_KEPT:
+                self._manifests.pop(next(iter(self._manifests)))
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        loop.run(self.backend.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _nothing(self, name: SnapshotName) -> str:
+        at = name.tag if name.tag is not None else name.step
+        wanted = f"'{name.run}@{at}'" if at is not None else f"any snapshot of run '{name.run}'"
+        steps = sorted({key.step for key in loop.run(refs.list_ref_keys(self.backend, name.run))})
+        if steps:
+            shown = ", ".join(str(step) for step in steps[-8:])
+            more = "... " if len(steps) > 8 else ""
+            return f"cannot find {wanted} in {self.url}: the run has the steps {more}{shown}"
+        runs = loop.run(refs.list_runs(self.backend))
+        there = f"its runs are {', '.join(repr(run) for run in runs[:8])}" if runs else "the store is empty"
+        return f"cannot find {wanted} in {self.url}: {there}"
+
+
+class Snapshot:
+    """One committed checkpoint; reading it needs no process group and no template."""
+
+    def __init__(self, store: Store, ref: Ref) -> None:
+        self._store = store
+        self.ref = ref
+        self._options = ReadOptions()
+
+    @property
+    def name(self) -> str:
+        """``run@step``."""
+        return f"{self.ref.run}@{self.ref.step}"
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self.ref.run
+
+    @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self.ref.step
+
+    @property
+    def manifest(self) -> Manifest:
+        """The whole description."""
+        return self._store.manifest(self.ref)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the user gave to ``save(metadata=)``."""
+        return self.manifest.metadata
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return name -> what is known of every tensor, without reading any."""
+        manifest = self.manifest
+        first = manifest.chunks.first
+        found: dict[str, TensorInfo] = {}
+        for i, record in enumerate(manifest.tensors):
+            dtype = dtype_from_name(record.dtype)
+            alias = None if record.alias_of is None else fqn(manifest.tensors[record.alias_of].path)
+            volume = Box.whole(record.shape).volume
+            info = TensorInfo(
+                name=fqn(record.path),
+                path=record.path,
+                dtype=dtype,
+                shape=record.shape,
+                kind=record.kind,
+                num_bytes=volume * dtype.itemsize,
+                num_chunks=int(first[i + 1] - first[i]),
+                alias_of=alias,
+            )
+            name = info.name if info.name not in found else repr(record.path)  # {"a.b": 1} beside {"a": {"b": 1}}
+            found[name] = info
+        return found
+
+    def read(self, path: str | Path, box: Box | slice | tuple[slice, ...] | None = None) -> torch.Tensor:
+        """Return a box of a tensor as a new CPU tensor, reading only the chunks that it touches.
+
+        Args:
+            path: dotted name, or the tuple of keys.
+            box: a ``Box``, slices of step 1 for the leading dims, or None for the whole tensor.
+
+        Raises:
+            NotFoundError: the snapshot has no such tensor.
+            InvalidInputError: the box is outside the tensor.
+            CorruptionError: stored bytes are damaged.
+        """
+        manifest = self.manifest
+        index = manifest.find(path)
+        record = manifest.tensors[index]
+        wanted = _box_of(box, record.shape, fqn(record.path))
+        out = torch.empty(wanted.shape, dtype=dtype_from_name(record.dtype))
+        needs = chunks_needed(manifest, [Want(index, wanted)])
+        filler = Filler(manifest, [Piece(wanted, out)])
+        Reader(self._store.backend, manifest, self._options).read(needs, filler.deliver)
+        return out
+
+    def state_dict(self) -> Any:
+        """Return the whole state in this process: the saved nesting with CPU tensors; ties are one memory.
+
+        Values that every rank had for itself come as a dict from rank to value.
+        """
+        manifest = self.manifest
+        fresh = fresh_state(manifest.tree, {record.path: record for record in manifest.tensors})
+        if fresh.problems:
+            raise MismatchError(
+                f"cannot make a state of {self.name}: {'; '.join(fresh.problems)}", problems=fresh.problems
+            )
+        pieces = [piece for leaf in fresh.leaves for piece in leaf.pieces]
+        wants = [Want(manifest.find(leaf.path), piece.box) for leaf in fresh.leaves for piece in leaf.pieces]
+        needs = chunks_needed(manifest, wants)
+        Reader(self._store.backend, manifest, self._options).read(
+            needs, Filler(manifest, pieces).deliver, range(len(manifest.packs))
+        )
+        fresh.finish()
+        return fresh.state
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Read everything and return what is wrong with it."""
+        return verify_snapshot(self._store.backend, self.manifest, self._options, progress)
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.name!r} version {self.ref.version} in {self._store.url})"
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    create: bool = True,
+    retry: RetryPolicy | None = None,
+    unsafe_no_conditional_put: bool = False,
+) -> Store:
+    """Return the store at a local path or any fsspec URL (``s3://bucket/prefix``, ``memory://name``, ...).
+
+    Args:
+        url: where the store is or will be.
+        storage_options: passed to the file system (key, secret, endpoint_url, ...).
+        create: whether a store may be made here; it is made by the first save, never by a read.
+        retry: how patient to be with a failing back end.
+        unsafe_no_conditional_put: accept a back end that cannot create objects exclusively. Two writers of the same
+            step may then overwrite each other.
+
+    Raises:
+        StoreNotFoundError: there is no store here and ``create`` is false.
+        ConfigError: there is something else here, or an option is wrong.
+        StorageError: the place cannot be reached.
+    """
+    backend = RetryBackend(CountingBackend(open_backend(url, storage_options)), retry or RetryPolicy())
+    try:
+        loop.run(root.create_or_open_root(backend, create=False, unsafe_no_conditional_put=unsafe_no_conditional_put))
+    except StoreNotFoundError:
+        if not create:
+            raise
+        return Store(backend, exists=False, unsafe_no_conditional_put=unsafe_no_conditional_put)
+    return Store(backend, exists=True, unsafe_no_conditional_put=unsafe_no_conditional_put)
+
+
+def _box_of(box: Box | slice | tuple[slice, ...] | None, shape: tuple[int, ...], name: str) -> Box:
+    """Return what the user means by a box of a tensor.
+
+    Raises:
+        InvalidInputError: it is outside the tensor, or a slice has a step.
+    """
+    whole = Box.whole(shape)
+    if box is None:
+        return whole
+    if isinstance(box, Box):
+        if box.ndim != whole.ndim or not whole.contains(box):
+            raise InvalidInputError(f"cannot read {box} of '{name}': the tensor's shape is {shape}", fqn=name)
+        return box
+    slices = box if isinstance(box, tuple) else (box,)
+    if len(slices) > len(shape):
+        raise InvalidInputError(f"cannot read {len(slices)} dims of '{name}': the tensor's shape is {shape}", fqn=name)
+    offset, sizes = list(whole.offset), list(whole.shape)
+    for d, piece in enumerate(slices):
+        start, stop, step = piece.indices(shape[d])
+        if step != 1:
+            raise InvalidInputError(f"cannot read '{name}' with step {step} along dim {d}: only steps of 1", fqn=name)
+        offset[d], sizes[d] = start, max(0, stop - start)
+    return Box(tuple(offset), tuple(sizes))
