@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["open_backend"]
 
 _LOCAL_SCHEMES = frozenset({"", "file", "local"})
+_S3_SCHEMES = frozenset({"s3", "s3a"})
+_S3_OPTIONS = frozenset({"multipart_bytes", "part_bytes", "num_parallel", "conditional_put"})
 _LOCAL_OPTIONS = frozenset({"durable", "num_threads"})
 
 
@@ -48,6 +50,12 @@ def open_backend(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
     if scheme == "memory":
         _refuse_unknown(text, options, frozenset())
         return MemoryBackend(rest.rstrip("/"))
+    if scheme in _S3_SCHEMES:
+        # Only now: the S3 client takes half a second to import, and few need it.
+        from vescale_storage.backends.s3 import S3Backend  # noqa: PLC0415
+
+        own = {name: options.pop(name) for name in _S3_OPTIONS & set(options)}
+        return S3Backend(f"s3://{rest}", options, **own)
     raise ConfigError(f"cannot open {text!r}: unknown scheme {scheme!r}")
 
 

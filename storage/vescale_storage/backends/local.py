@@ -27,7 +27,7 @@ from vescale_storage.errors import (
     StorageError,
     VeScaleError,
 )
-from vescale_storage.payload import cut
+from vescale_storage.payload import cut, payload_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -173,10 +173,15 @@ class LocalBackend(Backend):
         descriptor, temp = self._open_temp(key)
         try:
             try:
-                for index, batch in enumerate(cut(payload, _CHUNK_BYTES)):
-                    if index:
+                offset = 0
+                for batch in cut(payload, _CHUNK_BYTES):
+                    if offset:
                         yield
                     posix.write_all(descriptor, batch)
+                    num_bytes = payload_bytes(batch)
+                    if self.capabilities.durable:
+                        posix.start_writeback(descriptor, offset, num_bytes)
+                    offset += num_bytes
                 if self.capabilities.durable:
                     posix.sync_file(descriptor)
             finally:
