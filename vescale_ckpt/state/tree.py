@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Key: TypeAlias = str | int
 Path: TypeAlias = tuple[Key, ...]
 
-MAX_DEPTH: Final = 100
+MAX_DEPTH: Final = 64
 """Keys that a path may have: deeper trees are refused at save, at merge and at decode."""
 
 
@@ -132,6 +132,22 @@ def walk(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
             below = [((*path, key), child) for key, child in children(node)]
             below.reverse()
             stack += below
+
+
+def tensor_paths(node: Node) -> list[Path]:
+    """Return the paths of all places of tensors, in order; several times as fast as ``walk``."""
+    found: list[Path] = []
+    stack: list[tuple[Path, Node]] = [((), node)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, TensorNode):
+            found.append(path)
+        elif not isinstance(node, ValueNode):
+            items = enumerate(node.items) if isinstance(node, ListNode | TupleNode) else node.items
+            below = [((*path, key), child) for key, child in items if child.__class__ is not ValueNode]
+            below.reverse()
+            stack += below
+    return found
 
 
 def get(node: Node, path: Path) -> Node:
