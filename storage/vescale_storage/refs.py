@@ -7,6 +7,7 @@ from deletion and never moves.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 from vescale_storage.errors import ConflictError, FormatError, ObjectNotFoundError, RefNotFoundError
@@ -81,22 +82,25 @@ async def create_ref(backend: Backend, run: str, step: int, *, manifest: str, tr
         ConflictError: all versions of this step are used.
         StorageError: the storage failed, and nothing of this transaction can be read back.
     """
-    present = _RefListing(await _list(backend, step_prefix(run, step)))
-    newest = present.newest()
-    if newest is not None:
-        try:
-            found = await _read(backend, newest)
-        except (FormatError, ObjectNotFoundError):
-            found = None  # damaged or just deleted: the next version heals the step
+    infos = _RefListing(await _list(backend, step_prefix(run, step))).infos
+    for found in await map_bounded(functools.partial(_read_if_whole, backend), infos.values(), _NUM_READS):
         if found is not None and found.transaction == transaction:
             return found
-    first = 1 if newest is None else parse_ref_key(newest.key).version + 1
+    first = max((key.version for key in infos), default=0) + 1
     for version in range(first, MAX_VERSION + 1):
         ref = Ref(run, step, version, manifest, transaction, now)
         there = await _put_ref(backend, ref)
         if there is not None and there.transaction == transaction:
             return there
     raise ConflictError(f"cannot save {run}@{step} again: all {MAX_VERSION} versions are used", step=step)
+
+
+async def _read_if_whole(backend: Backend, info: ObjectInfo) -> Ref | None:
+    """Return the ref; None if it is damaged, which the next version heals, or was just deleted."""
+    try:
+        return await _read(backend, info)
+    except (FormatError, ObjectNotFoundError):
+        return None
 
 
 async def _put_ref(backend: Backend, ref: Ref) -> Ref | None:
