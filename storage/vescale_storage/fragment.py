@@ -135,7 +135,8 @@ def decode_abort(data: bytes | bytearray, transaction: str, rank: int) -> AbortR
 
 def _clip(text: str, max_chars: int) -> str:
     """Return the beginning of ``text`` that takes at most ``max_chars`` in JSON, where a letter can take twelve."""
-    clean = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates come from file names; readers refuse them
+    # Lone surrogates come from file names; readers refuse them.
+    clean = text[: max_chars + 1].encode("utf-8", "replace").decode("utf-8")
     size = len(json.dumps(clean)) - 2
     if size <= max_chars:
         return clean
