@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vescale_storage.backends.local import LocalBackend
 from vescale_storage.backends.memory import MemoryBackend
+from vescale_storage.backends.probe import probe_conditional_put
 from vescale_storage.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from vescale_storage.backend import Backend
 
-__all__ = ["open_backend"]
+__all__ = ["open_backend", "probe_conditional_put"]
 
 _LOCAL_SCHEMES = frozenset({"", "file", "local"})
 _S3_SCHEMES = frozenset({"s3", "s3a"})
@@ -56,7 +57,9 @@ def open_backend(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
 
         own = {name: options.pop(name) for name in _S3_OPTIONS & set(options)}
         return S3Backend(f"s3://{rest}", options, **own)
-    raise ConfigError(f"cannot open {text!r}: unknown scheme {scheme!r}")
+    from vescale_storage.backends.fsspec import FsspecBackend  # noqa: PLC0415 - likewise
+
+    return FsspecBackend(text, options)
 
 
 def _refuse_unknown(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
