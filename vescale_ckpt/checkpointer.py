@@ -78,7 +78,7 @@ class Checkpointer:
             RankFailureError: another rank failed, or an earlier background save did.
             StorageError: the storage failed; earlier snapshots are as they were.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if type(step) is not int or step < 0:
             raise InvalidInputError(f"cannot save step {step!r} of run '{self.run}': a step is an int of 0 or more")
         bases = (base,) if isinstance(base, str) else tuple(base or ())
         return self._saver.save(step, state, blocking=blocking, bases=bases, metadata=dict(metadata or {}))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.format.records import Manifest
     from vescale_ckpt.plan.load_plan import ChunkNeed
-    from vescale_storage.backend import Backend
+    from vescale_storage.backend import Backend, Buffer
 
 _LONGEST_TAIL_BYTES = 8 << 20
 
@@ -182,22 +182,16 @@ class Reader:
             raise self._damaged(need)
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
-    def _decoded(self, need: ChunkNeed, stored: memoryview) -> memoryview | bytes | None:
+    def _decoded(self, need: ChunkNeed, stored: memoryview) -> Buffer | None:
         """Return the raw bytes, or None where they are not what the manifest says."""
         chunks = self._manifest.chunks
         width = item_bytes(self._manifest.tensors[need.tensor].dtype)
         raw_bytes = need.box.volume * width
-        codec = int(chunks.codec[need.row])
-        raw: memoryview | bytes
-        if codec == Codec.RAW:
-            raw = stored
-        else:
-            try:
-                raw = decode_chunk(stored, Codec(codec), width, raw_bytes)
-            except CorruptionError:
-                return None
-        good = len(raw) == raw_bytes and digest(raw) == chunks.digest[need.row].tobytes()
-        return raw if good else None
+        try:
+            raw = decode_chunk(stored, Codec(int(chunks.codec[need.row])), raw_bytes)
+        except CorruptionError:
+            return None
+        return raw if digest(raw) == chunks.digest[need.row].tobytes() else None
 
     def _damaged(self, need: ChunkNeed) -> CorruptionError:
         manifest, chunks = self._manifest, self._manifest.chunks

@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -204,7 +204,7 @@ class Writer:
             shaped(block.buffer, item.start, source.dtype, inside.shape).copy_(view)
             item.source.release()
             raw = memory[item.start : item.start + item.num_bytes]
-            codec, stored = Codec.RAW, raw
+            codec, stored = Codec.RAW, cast("Buffer", raw)
             if self._options.codec != Codec.RAW and item.chunk.stored:
                 codec, stored = encode_chunk(raw, Codec(self._options.codec), source.element_size())
             out.append((digest(raw), codec, stored))

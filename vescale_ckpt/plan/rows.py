@@ -28,7 +28,8 @@ class BoxRows:
     @property
     def volume(self) -> npt.NDArray[np.int64]:
         """Elements of each row's box."""
-        return self.size.prod(axis=1)
+        volumes: npt.NDArray[np.int64] = self.size.prod(axis=1)
+        return volumes
 
     def ndim_of(self, tensor: int) -> int:
         """Return a tensor's number of dims."""

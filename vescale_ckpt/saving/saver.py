@@ -147,7 +147,10 @@ class Saver:
         """Return what this rank holds; raise on all ranks where any of them cannot tell."""
         phase = f"preparing the save of {self._run}@{step}"
         if not self._opened:  # rank 0 makes the store where there is none, then the others look
-            self._group.attempt(phase, lambda: self._group.rank == 0 and self._store.require(create=True))
+            if self._group.rank == 0:
+                self._group.attempt(phase, lambda: self._store.require(create=True))
+            else:
+                self._group.attempt(phase, lambda: None)
             self._group.attempt(phase, self._store.require)
             self._opened = True
 

@@ -5,6 +5,8 @@ Copies go through integers of the same width, so that every bit survives (NaN pa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -37,4 +39,5 @@ def shaped(buffer: torch.Tensor, start: int, dtype: torch.dtype, shape: tuple[in
 
 def memory_of(buffer: torch.Tensor) -> memoryview:
     """Return the bytes of a host buffer (uint8, 1-D) as a memoryview of the same memory."""
-    return memoryview(buffer.numpy())
+    array: Any = buffer.numpy()
+    return memoryview(array)

@@ -119,7 +119,7 @@ class Stager:
         """Wait for the copies into a slab and hand its parts over."""
         if slab is None:
             return
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.current_stream().synchronize()
         for staged in ready:
             hand_over(staged)
