@@ -226,16 +226,16 @@ class Transaction:
     async def _last_look_for_fragments(
         self, contents: dict[int, bytes], deadline: Deadline, phase: str
     ) -> dict[int, bytes]:
-        aborts: dict[int, int] = {}
+        aborts: set[int] = set()
         unknown = set(range(self.world_size))
 
         async def look(rank: int) -> None:
-            try:
-                aborts[rank] = (await self._backend.head(abort_key(self.id, rank))).size_bytes
-            except ObjectNotFoundError:
-                if rank not in contents:
-                    with contextlib.suppress(ObjectNotFoundError):
-                        contents[rank] = await self._objects.read_fragment(rank)
+            # The abort record after the fragment: one that is older than the fragment is final to others, see above.
+            if rank not in contents:
+                with contextlib.suppress(ObjectNotFoundError):
+                    contents[rank] = await self._objects.read_fragment(rank)
+            if await self._objects.exists(abort_key(self.id, rank)):
+                aborts.add(rank)
             unknown.discard(rank)
 
         async def patiently(rank: int) -> None:
@@ -258,7 +258,7 @@ class Transaction:
                 if ref is not None:
                     return ref
             if aborts:
-                raise await self._failure({self.coordinator: 0}, phase)
+                raise await self._failure({self.coordinator}, phase)
             return None
 
         last = Deadline(_LAST_LOOK_SECONDS)
@@ -303,18 +303,18 @@ class Transaction:
 
         await map_bounded(fetch, sizes, _NUM_REQUESTS)
 
-    async def _final_aborts(self) -> dict[int, int]:
-        """Return the abort records, or nothing while the coordinator may still commit in spite of them."""
-        aborts: dict[int, int] = {}
+    async def _final_aborts(self) -> set[int]:
+        """Return the ranks that aborted, or nobody while the coordinator may still commit in spite of them."""
+        aborts: set[int] = set()
         async for info in self._backend.list(abort_prefix(self.id)):
             with contextlib.suppress(FormatError):
-                aborts[parse_transaction_key(info.key).rank] = info.size_bytes
+                aborts.add(parse_transaction_key(info.key).rank)
         if self.coordinator in aborts:
             return aborts
         for rank in sorted(aborts)[:_NUM_RECORDS]:
             if not await self._objects.exists(fragment_key(self.id, rank)):
                 return aborts
-        return {}
+        return set()
 
     async def _listed_refs(self, run: str, step: int, seen: set[int]) -> list[Ref]:
         """Return this transaction's ref, if it is listed; ``seen`` grows by the versions known not to be it."""
