@@ -174,7 +174,8 @@ def describe(node: Node) -> str:
     match node:
         case DictNode() | ListNode() | TupleNode():
             name = {DictNode: "dict", ListNode: "list", TupleNode: "tuple"}[type(node)]
-            return f"a {name} of {len(node.items)}"
+            unit = (" key" if len(node.items) == 1 else " keys") if isinstance(node, DictNode) else ""
+            return f"a {name} of {len(node.items)}{unit}"
         case PerRankNode():
             return "a value per rank"
         case TensorNode():

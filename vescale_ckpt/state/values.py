@@ -177,7 +177,10 @@ def _make_device(text: str) -> torch.device:
 def _make_size(text: str) -> torch.Size:
     if not _SIZE.fullmatch(text):
         raise ValueError(text)
-    return torch.Size(int(part) for part in text.split(",") if part)
+    sizes = [int(part) for part in text.split(",") if part]
+    if not all(-(2**63) <= size < 2**63 for size in sizes):
+        raise ValueError(text)
+    return torch.Size(sizes)
 
 
 def _torch_named(obj: Any) -> Foreign:
