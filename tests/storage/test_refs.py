@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -415,3 +417,32 @@ def test_concurrent_setters_of_a_tag_agree_on_one():
         assert await refs.read_tag(backend, "run", "best") == winners[0]
 
     loop.run(main())
+
+
+CREATOR = """
+import sys
+from vescale_storage import loop, refs
+from vescale_storage.backends import open_backend
+
+backend, first = open_backend(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(first, first + 5):
+    made = refs.create_ref(backend, "run", 5, manifest="ab" * 32, transaction=f"{number:032x}", now=1.0)
+    print(loop.run(made).version, flush=True)
+"""
+
+
+def test_racing_processes_each_get_versions_and_none_is_lost(tmp_path):
+    commands = [[sys.executable, "-c", CREATOR, str(tmp_path), str(5 * number)] for number in range(3)]
+    creators = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    assert [creator.stdout.readline() for creator in creators] == ["ready\n"] * 3
+    for creator in creators:
+        creator.stdin.write("\n")
+        creator.stdin.flush()
+    versions = [int(version) for creator in creators for version in creator.communicate(timeout=60)[0].split()]
+    assert sorted(versions) == list(range(1, 16))
+    stored = loop.run(refs.list_refs(open_backend(tmp_path), "run", strict=True, all_versions=True))
+    assert {ref.transaction for ref in stored} == {f"{number:032x}" for number in range(15)}
