@@ -144,6 +144,17 @@ def find_modules(state: Any, path: Path = ()) -> Iterator[tuple[Path, nn.Module]
             yield from find_modules(value, (*path, key))
 
 
+def find_optimizers(state: Any) -> Iterator[torch.optim.Optimizer]:
+    """Yield every optimizer anywhere in a state."""
+    if isinstance(state, torch.optim.Optimizer):
+        yield state
+    elif isinstance(state, PerRank):
+        yield from find_optimizers(state.value)
+    elif isinstance(state, dict | list | tuple):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from find_optimizers(value)
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterName:
     """One name of a parameter: the place of its module in the state, and its name in that module."""

@@ -171,8 +171,7 @@ class Writer:
                 if items and start + num_bytes > self._pool.buffer_bytes:
                     yield items
                     items, start = [], 0
-                if staged.slab is not None:
-                    staged.slab.hold()
+                staged.hold()
                 items.append(_Item(chunk, start, num_bytes, staged))
                 start = aligned(start + num_bytes)
             staged.release()

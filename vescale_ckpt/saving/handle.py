@@ -43,6 +43,8 @@ class SaveReport:
     chunks: int
     packs: int
     """New packs."""
+    attempts: int
+    """1 where the first went well."""
     imbalance: float
     """Most bytes of any rank over the mean."""
     peak_host_bytes: int
@@ -88,6 +90,10 @@ class SaveHandle:
         self._wait(lambda: self._state is not SaveState.STAGING, timeout_seconds, "staged")
         if self._state is SaveState.FAILED:
             self.result()
+
+    def wait_copied(self) -> None:
+        """Wait until the caller may change its tensors, whatever becomes of the save; never raises."""
+        self._wait(lambda: self._state is not SaveState.STAGING, None, "staged")
 
     def result(self, timeout_seconds: float | None = None) -> SaveReport:
         """Wait until the snapshot is committed and return what it took.

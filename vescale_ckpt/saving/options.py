@@ -20,6 +20,13 @@ class SaveOptions:
     """The longest wait for another rank or for storage."""
     most_in_flight: int = 2
     """Background saves that may be under way; one more waits for the oldest."""
+    on_failure: str = "raise"
+    """What a background save that failed does to the next ``save`` or ``wait``: ``raise`` on all ranks, or ``warn`` in
+    the log and go on."""
+    retries: int = 0
+    """How often a save that failed in storage is written again, from staged memory that is kept until then."""
+    overlap_staging: bool = True
+    """Copy what an optimizer owns while forward and backward run; its next ``step`` waits for the copy."""
     check_replicas: bool = False
     """Compare all copies of replicated tensors, not only those of one tile."""
     codec: str = "raw"
@@ -29,7 +36,9 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if self.host_budget_bytes is not None and self.host_budget_bytes < SMALLEST_BUDGET_BYTES:
             raise ConfigError(f"cannot save with host_budget_bytes={self.host_budget_bytes}: it must be 32 MiB or more")
+        if self.on_failure not in {"raise", "warn"}:
+            raise ConfigError(f"cannot save with on_failure={self.on_failure!r}: 'raise' or 'warn'")
         if self.codec not in {"raw", "zstd"}:
             raise ConfigError(f"cannot save with codec={self.codec!r}: 'raw' or 'zstd'")
-        if self.most_in_flight < 1 or self.deadline_seconds <= 0 or self.pack_bytes < 1 << 20:
+        if self.most_in_flight < 1 or self.retries < 0 or self.deadline_seconds <= 0 or self.pack_bytes < 1 << 20:
             raise ConfigError(f"cannot save with {self}: a bound is too small")

@@ -54,8 +54,13 @@ class StagedPart:
     """Shape ``part.box.shape``, as integers of the item's width; host memory, or the caller's own where it waits."""
     slab: Slab | None
 
+    def hold(self) -> None:
+        """Say that somebody more needs the bytes."""
+        if self.slab is not None:
+            self.slab.hold()
+
     def release(self) -> None:
-        """Say that the bytes are no longer needed."""
+        """Say that somebody needs the bytes no longer."""
         if self.slab is not None:
             self.slab.release()
 

@@ -1,0 +1,169 @@
+"""The background of saving: one thread that writes and commits jobs in order, without any collective."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from vescale_ckpt.errors import RankFailureError, StorageError, VeScaleError
+from vescale_ckpt.execute.commit import Meeting, commit
+from vescale_ckpt.execute.dedup import DedupIndex
+from vescale_ckpt.execute.write import WriteOptions, Writer, Written
+from vescale_ckpt.saving.handle import SaveReport, SaveState
+from vescale_ckpt.saving.pools import Pools, make_pools
+from vescale_storage.digest import digest
+from vescale_storage.pack import Codec
+
+if TYPE_CHECKING:
+    from vescale_ckpt.coordinate.group import Group
+    from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.saving.job import Job
+    from vescale_ckpt.saving.options import SaveOptions
+    from vescale_ckpt.store import Store
+    from vescale_storage.refs import Ref
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """Writes and commits the jobs of one run."""
+
+    def __init__(self, store: Store, run: str, group: Group, options: SaveOptions) -> None:
+        self._store = store
+        self._run = run
+        self._rank = group.rank
+        self._world_size = group.world_size
+        self._options = options
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.pools: Pools = make_pools(options.host_budget_bytes)
+
+    def begin(self, job: Job) -> None:
+        """Take a job; its parts may still be on their way."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="vescale-save", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread after the jobs that it has."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job.handle.end(self._attempts(job))
+            except BaseException as error:  # noqa: BLE001 -- a thread hands every error to its future
+                # What was in flight may still refer to buffers of the pools, so they are not used again.
+                self.pools = make_pools(self._options.host_budget_bytes)
+                job.handle.end(error)
+            finally:
+                job.parts.release()
+
+    def _attempts(self, job: Job) -> SaveReport:
+        """Run a job, and again where the policy says so and trying again can help.
+
+        All ranks come to the same number of attempts: an attempt that fails on one of them fails on all, and each
+        attempt is a transaction of its own whose name every rank can tell.
+        """
+        while True:
+            try:
+                return self._run_job(job)
+            except (StorageError, RankFailureError) as error:
+                if job.attempts >= self._options.retries:
+                    raise
+                _log.warning(
+                    "save of %s@%d, attempt %d of %d failed: %s",
+                    self._run,
+                    job.handle.step,
+                    job.attempts + 1,
+                    self._options.retries + 1,
+                    error,
+                )
+                job.attempts += 1
+                self.pools = Pools(self.pools.slabs, make_pools(self._options.host_budget_bytes).blocks)
+
+    def _run_job(self, job: Job) -> SaveReport:
+        """Write, then commit with the other ranks."""
+        self.pools.blocks.reset_peak()
+        meeting = self._meeting(job)
+        plan = job.agreement.plan
+        with meeting.aborting():
+            began = time.monotonic()
+            index = DedupIndex(self._base_manifests(job.bases))
+            options = WriteOptions(
+                pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
+                codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
+            )
+            written = Writer(self._store.backend, plan.tensors, index, self.pools.blocks, options).write(
+                job.parts, job.compared
+            )
+            job.handle.advance(SaveState.DURABLE)
+            job.seconds["write"] = time.monotonic() - began
+            began = time.monotonic()
+            ref, manifest = commit(
+                meeting,
+                plan,
+                written,
+                tree=job.tree if job.agreement.tree_differs or meeting.is_coordinator else None,
+                per_rank=job.per_rank,
+                metadata=job.metadata,
+            )
+            job.seconds["commit"] = time.monotonic() - began
+        if manifest is not None:
+            self._store.keep(ref, manifest)
+        job.seconds["total"] = time.monotonic() - job.began
+        return self._report(job, ref, written)
+
+    def _meeting(self, job: Job) -> Meeting:
+        transaction = job.agreement.transaction
+        if job.attempts:
+            transaction = digest(f"{transaction}/{job.attempts}".encode()).hex()[: len(transaction)]
+        return Meeting(
+            backend=self._store.backend,
+            transaction=transaction,
+            plan_key=job.agreement.plan_key,
+            run=self._run,
+            step=job.handle.step,
+            rank=self._rank,
+            world_size=self._world_size,
+            deadline_seconds=self._options.deadline_seconds,
+        )
+
+    def _base_manifests(self, bases: tuple[str, ...]) -> list[Manifest]:
+        """Return the manifests to deduplicate against: the run's newest snapshot and the named bases.
+
+        The newest one is for saving bytes alone, so a damaged one is left aside; a base that was asked for must open.
+        """
+        found = {snapshot.ref.manifest: snapshot.manifest for snapshot in (self._store[base] for base in bases)}
+        latest = self._store.newest(self._run)
+        if latest is not None and latest.manifest not in found:
+            try:
+                found[latest.manifest] = self._store.manifest(latest)
+            except VeScaleError as error:
+                _log.warning("saving without deduplication against %s@%d: %s", latest.run, latest.step, error)
+        return list(found.values())
+
+    def _report(self, job: Job, ref: Ref, written: Written) -> SaveReport:
+        loads = job.agreement.plan.bytes_by_rank
+        mean = float(loads.mean())
+        return SaveReport(
+            run=self._run,
+            step=job.handle.step,
+            version=ref.version,
+            bytes_total=written.bytes_total,
+            bytes_deduplicated=written.bytes_deduplicated,
+            bytes_written=written.bytes_put,
+            chunks=len(written.tensor),
+            packs=len(written.new_packs),
+            attempts=job.attempts + 1,
+            imbalance=float(loads.max()) / mean if mean else 1.0,
+            peak_host_bytes=self.pools.peak_bytes,
+            seconds=dict(job.seconds),
+        )

@@ -1,0 +1,69 @@
+"""Exits: what becomes of background saves when the process ends.
+
+At the interpreter's end saves under way are finished, within bounds; one that fails is reported. A SIGTERM ends a process
+without that, unless ``finish_on_sigterm`` was called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import sys
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+from vescale_ckpt.errors import VeScaleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import NoReturn
+
+    from vescale_ckpt.saving.handle import SaveHandle
+
+_log = logging.getLogger(__name__)
+
+EXIT_SECONDS = 600.0
+"""How long the interpreter's end waits for one background save."""
+
+
+class _Saver(Protocol):
+    def under_way(self) -> Sequence[SaveHandle]:
+        """Return the saves that have not ended."""
+
+
+_savers: weakref.WeakSet[_Saver] = weakref.WeakSet()
+
+
+def finish_at_exit(saver: _Saver) -> None:
+    """Let the saves of ``saver`` end before the interpreter does."""
+    _savers.add(saver)
+
+
+def forget_at_exit(saver: _Saver) -> None:
+    """Take ``finish_at_exit`` back."""
+    _savers.discard(saver)
+
+
+def finish_on_sigterm() -> None:
+    """Make SIGTERM end this process as ``sys.exit(143)`` would, so that saves under way are finished first.
+
+    Call it once, on the main thread. Schedulers send SIGTERM some time before SIGKILL; what is not committed by then is
+    as if it had never been begun.
+    """
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 -- the signature of a handler
+    sys.exit(128 + number)
+
+
+@atexit.register
+def _finish() -> None:
+    for saver in list(_savers):
+        for handle in saver.under_way():
+            try:
+                handle.result(EXIT_SECONDS)
+            except VeScaleError as error:
+                _log.error("at exit: the save of %s@%d failed: %s", handle.run, handle.step, error)
