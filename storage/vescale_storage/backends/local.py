@@ -98,7 +98,7 @@ class LocalBackend(Backend):
         with self._translated("head", key):
             status = await self._threads.run(path.stat)
         if not posix.is_object(status):
-            raise ObjectNotFoundError(f"cannot find object {key!r} in {self.url}", key=key)
+            raise self._absent(key)
         return _info(key, status)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
@@ -159,6 +159,9 @@ class LocalBackend(Backend):
         except BaseException:
             await self._threads.run(steps.close)
             raise
+
+    def _absent(self, key: str) -> ObjectNotFoundError:
+        return ObjectNotFoundError(f"cannot find object {key!r} in {self.url}", key=key)
 
     # Put
 
@@ -254,9 +257,11 @@ class LocalBackend(Backend):
     def _read_steps(self, key: str, offset: int, out: memoryview) -> Generator[None]:
         descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size_bytes = os.fstat(descriptor).st_size
-            if offset + len(out) > size_bytes:
-                raise past_end(key, offset, len(out), size_bytes, url=self.url)
+            status = os.fstat(descriptor)
+            if not posix.is_object(status):
+                raise self._absent(key)
+            if offset + len(out) > status.st_size:
+                raise past_end(key, offset, len(out), status.st_size, url=self.url)
             done = 0
             while done < len(out):
                 num_bytes = os.preadv(descriptor, [out[done : done + _CHUNK_BYTES]], offset + done)
@@ -272,6 +277,8 @@ class LocalBackend(Backend):
         """Yield in order of keys: a folder sorts as its name with the slash that its keys have."""
         folder, _, stem = prefix.rpartition("/")
         head = folder + "/" if folder else ""
+        if head.startswith(TEMP_FOLDER + "/"):
+            return
         try:
             with os.scandir(self.root / folder) as entries:
                 found = sorted(_sort_name(entry) for entry in entries if entry.name.startswith(stem))
@@ -279,8 +286,7 @@ class LocalBackend(Backend):
             return
         for name in found:
             if name.endswith("/"):
-                if head + name != TEMP_FOLDER + "/":
-                    yield from self._walk(head + name)
+                yield from self._walk(head + name)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = (self.root / f"{head}{name}").stat()
