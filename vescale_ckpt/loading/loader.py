@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vescale_ckpt.adapters.options import RestoreOptions
 from vescale_ckpt.adapters.restore import Restore, plan_restore, unexpected_keys
 from vescale_ckpt.errors import MismatchError, VeScaleError
 from vescale_ckpt.execute.exchange import Exchange
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from vescale_ckpt.adapters.options import RestoreOptions
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.format.records import Manifest
     from vescale_ckpt.state.leaf import Piece

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vescale_ckpt.errors import MismatchError
+from vescale_ckpt.errors import MismatchError, VeScaleError
 from vescale_ckpt.format.tree_codec import decode_tree, encode_tree
 from vescale_ckpt.plan.holdings import Holdings, LeafSpec, decode_boxes, decode_table
 from vescale_ckpt.plan.rows import gather_rows
 from vescale_ckpt.plan.save_plan import SavePlan, make_save_plan, merge_tables
 from vescale_ckpt.state.dtypes import dtype_name, item_bytes
 from vescale_ckpt.state.merge import merge_trees
+from vescale_ckpt.state.tree import ValueNode
 from vescale_storage.digest import digest, digest_parts
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from vescale_ckpt.adapters.capture import Captured
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.state.leaf import TensorLeaf
+    from vescale_ckpt.state.merge import PerRankEntries
     from vescale_ckpt.state.tree import Node
 
-_RECORD = struct.Struct("<16s32s?32sq32sq")
-"""transaction, plan key, plan is cached here, digest of tree, step, digest of run and bases, step of a failed save."""
+_RECORD = struct.Struct("<16s32s?32sq32sq?")
+"""transaction, plan key, plan is cached here, digest of tree, step, digest of run and bases, step of a failed save,
+this rank could not prepare."""
 
 NO_STEP = -1
 
@@ -62,6 +65,16 @@ class Intent:
     """The step of an earlier background save whose failure this rank has not seen, or ``NO_STEP``; ranks may differ."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What this rank has to save."""
+
+    captured: Captured
+    tree: Node
+    """Per-rank values taken out."""
+    per_rank: PerRankEntries
+
+
 class PlanCache:
     """The last plan, under a key of everything that it depends on."""
 
@@ -71,12 +84,13 @@ class PlanCache:
         self.plan: SavePlan | None = None
         self.plan_key = b""
         """Of what all ranks hold; the same on all of them."""
+        self.differ = False
+        """Trees differ between ranks and could be merged when last looked at (stages of a pipeline)."""
 
 
 def agree(
     group: Group,
-    captured: Captured,
-    tree: Node,
+    prepared: Prepared | VeScaleError,
     cache: PlanCache,
     *,
     intent: Intent,
@@ -86,8 +100,7 @@ def agree(
 
     Args:
         group: the ranks.
-        captured: what this rank holds.
-        tree: its state tree, per-rank values taken out.
+        prepared: what this rank has to save, or why it cannot: then all ranks raise.
         cache: the last plan; replaced where a new one is made.
         intent: what this rank is about to save; must be the same on all ranks.
         on_failed: called on all ranks, to raise, where any rank brings such a step.
@@ -95,14 +108,26 @@ def agree(
     Raises:
         MismatchError: the ranks are not saving the same thing, or disagree on the state; lists all.
     """
-    holdings = Holdings.of([(_spec(leaf), [piece.box for piece in leaf.pieces]) for leaf in captured.leaves])
+    error = prepared if isinstance(prepared, VeScaleError) else None
+    leaves = [] if isinstance(prepared, VeScaleError) else prepared.captured.leaves
+    tree = ValueNode(None) if isinstance(prepared, VeScaleError) else prepared.tree
+    holdings = Holdings.of([(_spec(leaf), [piece.box for piece in leaf.pieces]) for leaf in leaves])
     key = digest(holdings.key() + group.world_size.to_bytes(4, "little"))
     tree_bytes = encode_tree(tree)
     what = digest("\0".join([intent.run, *intent.bases]).encode())
     mine = _RECORD.pack(
-        os.urandom(16), key, cache.key == key, digest(tree_bytes), intent.step, what, intent.failed_step
+        os.urandom(16),
+        key,
+        cache.key == key,
+        digest(tree_bytes),
+        intent.step,
+        what,
+        intent.failed_step,
+        error is not None,
     )
     records = [_RECORD.unpack(data) for data in group.all_gather_fixed(mine)]
+    if any(record[7] for record in records):
+        group.agree(error, f"preparing the save of {intent.run}@{intent.step}")
     if failed := frozenset(record[6] for record in records) - {NO_STEP}:
         on_failed(failed)
     if len({record[4] for record in records}) > 1:
@@ -111,8 +136,10 @@ def agree(
     if len({record[5] for record in records}) > 1:
         raise MismatchError(f"cannot save {intent.run}@{intent.step}: the ranks name different runs or bases")
     tree_differs = records[group.rank][3] != records[0][3]
-    if cache.plan is None or not all(record[2] for record in records):
-        _check_trees(group, tree, tree_bytes, [record[3] for record in records])
+    trees = [record[3] for record in records]
+    if cache.plan is None or not all(record[2] for record in records) or (len(set(trees)) > 1 and not cache.differ):
+        _check_trees(group, tree, tree_bytes, trees)
+        cache.differ = len(set(trees)) > 1
         cache.plan, cache.plan_key = _exchange(group, holdings)
         cache.key = key
     return Agreement(records[0][0].hex(), cache.plan, cache.plan_key, tree_differs)

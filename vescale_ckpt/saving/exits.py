@@ -1,7 +1,7 @@
 """Exits: what becomes of background saves when the process ends.
 
-At the interpreter's end saves under way are finished, within bounds; one that fails is reported. A SIGTERM ends a process
-without that, unless ``finish_on_sigterm`` was called.
+At the interpreter's end saves under way are finished, within bounds; one that fails is reported. A SIGTERM ends a
+process without that, unless ``finish_on_sigterm`` was called.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import atexit
 import logging
 import signal
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,11 +35,17 @@ class _Saver(Protocol):
 
 
 _savers: weakref.WeakSet[_Saver] = weakref.WeakSet()
+_registered = threading.Event()
 
 
 def finish_at_exit(saver: _Saver) -> None:
     """Let the saves of ``saver`` end before the interpreter does."""
     _savers.add(saver)
+    if not _registered.is_set():
+        _registered.set()
+        # Thread pools refuse work from the moment that threading shuts down, which is before any atexit function: so
+        # this has to be one of threading's own, which run last come, first served.
+        getattr(threading, "_register_atexit", atexit.register)(_finish)
 
 
 def forget_at_exit(saver: _Saver) -> None:
@@ -59,7 +66,6 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 -- 
     sys.exit(128 + number)
 
 
-@atexit.register
 def _finish() -> None:
     for saver in list(_savers):
         for handle in saver.under_way():

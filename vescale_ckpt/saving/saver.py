@@ -20,7 +20,7 @@ from vescale_ckpt.adapters.capture import Captured, capture
 from vescale_ckpt.adapters.names import find_optimizers
 from vescale_ckpt.errors import RankFailureError, StateError, VeScaleError
 from vescale_ckpt.plan.parts import Part, compared_parts, parts_of
-from vescale_ckpt.saving.agree import NO_STEP, Intent, PlanCache, agree
+from vescale_ckpt.saving.agree import NO_STEP, Intent, PlanCache, Prepared, agree
 from vescale_ckpt.saving.background import Background
 from vescale_ckpt.saving.exits import finish_at_exit, forget_at_exit
 from vescale_ckpt.saving.handle import SaveHandle, SaveState
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from vescale_ckpt.plan.save_plan import SavePlan
     from vescale_ckpt.saving.options import SaveOptions
     from vescale_ckpt.state.leaf import TensorLeaf
-    from vescale_ckpt.state.merge import PerRankEntries
-    from vescale_ckpt.state.tree import Node
     from vescale_ckpt.store import Store
 
 _log = logging.getLogger(__name__)
@@ -66,21 +64,22 @@ class Saver:
             raise StateError("cannot save in a process that was forked off: make a Checkpointer in the child")
         began = time.monotonic()
         self._limit_in_flight()
-        captured, tree, entries = self._prepare(step, state)
+        self._open(step)
+        prepared = self._prepare(state)
         failed_step = next((handle.step for handle in self._handles if handle.forgotten), NO_STEP)
         agreement = agree(
             self._group,
-            captured,
-            tree,
+            prepared,
             self._cache,
             intent=Intent(self._run, step, bases, failed_step),
             on_failed=self._raise_earlier,
         )
+        assert isinstance(prepared, Prepared)  # noqa: S101 -- narrows the type: agree has raised otherwise
         job = Job(
             handle=SaveHandle(self._run, step),
             agreement=agreement,
-            tree=tree,
-            per_rank=entries,
+            tree=prepared.tree,
+            per_rank=prepared.per_rank,
             bases=bases,
             metadata=metadata,
             compared=self._compared(agreement.plan),
@@ -91,7 +90,7 @@ class Saver:
         self._handles.append(job.handle)
         self._background.pools.slabs.reset_peak()
         self._background.begin(job)
-        self._stage(job, captured, state, blocking=blocking)
+        self._stage(job, prepared.captured, state, blocking=blocking)
         if blocking:
             job.handle.result()
         return job.handle
@@ -123,22 +122,25 @@ class Saver:
                 _log.warning("the save of %s@%d failed: %s", self._run, handle.step, handle.outcome())
         self._handles = [handle for handle in self._handles if not handle.done or handle.forgotten]
 
-    def _prepare(self, step: int, state: Any) -> tuple[Captured, Node, PerRankEntries]:
-        """Return what this rank holds; raise on all ranks where any of them cannot tell."""
-        phase = f"preparing the save of {self._run}@{step}"
-        if not self._opened:  # rank 0 makes the store where there is none, then the others look
-            if self._group.rank == 0:
-                self._group.attempt(phase, lambda: self._store.require(create=True))
-            else:
-                self._group.attempt(phase, lambda: None)
-            self._group.attempt(phase, self._store.require)
-            self._opened = True
+    def _open(self, step: int) -> None:
+        """Before the first save: rank 0 makes the store where there is none, then the others look."""
+        if self._opened:
+            return
+        phase = f"opening {self._store.url} for {self._run}@{step}"
+        if self._group.rank == 0:
+            self._group.attempt(phase, lambda: self._store.require(create=True))
+        else:
+            self._group.attempt(phase, lambda: None)
+        self._group.attempt(phase, self._store.require)
+        self._opened = True
 
-        def prepare() -> tuple[Captured, Node, PerRankEntries]:
+    def _prepare(self, state: Any) -> Prepared | VeScaleError:
+        """Return what this rank holds, or why it cannot tell."""
+        try:
             captured = capture(state, rank=self._group.rank)
-            return captured, *split_per_rank(captured.tree)
-
-        return self._group.attempt(phase, prepare)
+            return Prepared(captured, *split_per_rank(captured.tree))
+        except VeScaleError as error:
+            return error
 
     def _raise_earlier(self, failed_steps: frozenset[int]) -> NoReturn:
         """Raise on all ranks the failure of an earlier background save that some rank has not seen yet."""
