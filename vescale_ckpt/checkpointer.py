@@ -130,13 +130,16 @@ class Checkpointer:
             self._saver_made.finish()
 
     def close(self) -> None:
-        """Wait for all background saves and release threads and memory; the store stays open."""
-        if self._saver_made is not None:
-            try:
-                self._saver_made.finish()
-            finally:
-                self._saver_made.close()
-                self._saver_made = None
+        """Wait for all background saves and release threads, memory and connections; the store stays open."""
+        try:
+            if self._saver_made is not None:
+                try:
+                    self._saver_made.finish()
+                finally:
+                    self._saver_made.close()
+                    self._saver_made = None
+        finally:
+            self._close_group()
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +147,13 @@ class Checkpointer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
+        else:
+            self._close_group()
+
+    def _close_group(self) -> None:
+        if self._group_made is not None:
+            self._group_made.close()
+            self._group_made = None
 
     @property
     def _group(self) -> Group:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import abc
 import datetime as dt
 import itertools
-from typing import TYPE_CHECKING, TypeVar, cast
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from vescale_ckpt.errors import ConfigError, RankFailureError, VeScaleError
+from vescale_ckpt.errors import ConfigError, RankFailureError, StateError, VeScaleError
+from vescale_storage.digest import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,25 +66,25 @@ class Group(abc.ABC):
         """Return what ``do`` returns here, after it went well on every rank; raise on all ranks where it did not.
 
         Raises:
-            VeScaleError: what ``do`` raised here.
+            Exception: what ``do`` raised here; it may run the caller's own code, so this is any class.
             RankFailureError: it raised on other ranks only.
         """
-        error: VeScaleError | None = None
+        error: Exception | None = None
         result: T | None = None
         try:
             result = do()
-        except VeScaleError as problem:
+        except Exception as problem:  # noqa: BLE001 -- raised again once the others know, who would wait for this rank
             error = problem
         self.agree(error, phase)
         return cast("T", result)
 
-    def agree(self, error: VeScaleError | None, phase: str) -> None:
+    def agree(self, error: Exception | None, phase: str) -> None:
         """Raise on every rank if any rank brings an error: its own where it has one, else one naming the others'.
 
         Costs one fixed-size collective where all is well.
 
         Raises:
-            VeScaleError: this rank's own error, with the other ranks' added to its context.
+            Exception: this rank's own error; one of ours has the other ranks' in its context.
             RankFailureError: other ranks failed, this one did not.
         """
         flags = self.all_gather_fixed(b"\1" if error else b"\0")
@@ -88,11 +92,15 @@ class Group(abc.ABC):
             return
         messages = self.all_gather((f"{type(error).__name__}: {error}" if error else "").encode())
         failures = {r: m.decode(errors="replace") for r, m in enumerate(messages) if flags[r][0]}
-        if error is not None:
+        if isinstance(error, VeScaleError):
             error.context["failures"] = failures
+        if error is not None:
             raise error
         lines = "; ".join(f"rank {r}: {m}" for r, m in failures.items())
         raise RankFailureError(f"{phase} failed on other ranks - {lines}", failures=failures, phase=phase)
+
+    def close(self) -> None:
+        """Release connections; no collective may follow. A second call does nothing."""
 
 
 class SoloGroup(Group):
@@ -114,32 +122,27 @@ class SoloGroup(Group):
 
 
 class TorchGroup(Group):
-    """Ranks of a torch process group, over a gloo group of their own with its own deadline.
+    """Ranks of a torch process group, over gloo connections of their own with their own deadline.
 
-    Making one is a collective over ``process_group``.
+    Making one is a collective over ``process_group`` and over nobody else.
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None, deadline_seconds: float) -> None:
-        ranks = dist.get_process_group_ranks(process_group if process_group is not None else dist.group.WORLD)
-        made = dist.new_group(
-            ranks,
-            backend="gloo",
-            timeout=dt.timedelta(seconds=deadline_seconds),
-            use_local_synchronization=process_group is not None,
-        )
-        if made is None or made == dist.GroupMember.NON_GROUP_MEMBER:
-            raise ConfigError(f"this process is not one of the ranks {ranks} that save or load together")
-        self._group = made
+        base = dist.group.WORLD if process_group is None else process_group
+        self.rank = dist.get_rank(base)
+        if self.rank < 0:
+            raise ConfigError("this process is not one of the ranks of the process group that save or load together")
+        self.world_size = dist.get_world_size(base)
         self._deadline_seconds = deadline_seconds
-        self.rank = dist.get_rank(self._group)
-        self.world_size = dist.get_world_size(self._group)
-        self._global_ranks = ranks
+        self._gloo: dist.ProcessGroup | None = None
+        name = _next_name(dist.get_process_group_ranks(base))
+        self._guarded("connecting", lambda: self._connect(name))
 
     def all_gather_fixed(self, data: bytes) -> list[bytes]:
         """Return every rank's data, by rank."""
         mine = _tensor(data)
         out = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self._guarded("all-gather", lambda: dist.all_gather(out, mine, group=self._group))
+        self._guarded("all-gather", lambda: self._connected.allgather([out], [mine]).wait())
         return [_bytes(t) for t in out]
 
     def exchange(self, outgoing: Sequence[torch.Tensor], incoming_bytes: Sequence[int]) -> list[torch.Tensor]:
@@ -148,22 +151,41 @@ class TorchGroup(Group):
         sizes_in = list(incoming_bytes)
         sent = torch.cat(list(outgoing)) if sum(sizes_out) else torch.empty(0, dtype=torch.uint8)
         received = torch.empty(sum(sizes_in), dtype=torch.uint8)
-        self._guarded(
-            "exchange", lambda: dist.all_to_all_single(received, sent, sizes_in, sizes_out, group=self._group)
-        )
+        self._guarded("exchange", lambda: self._connected.alltoall_base(received, sent, sizes_in, sizes_out).wait())
         starts = [0, *itertools.accumulate(sizes_in)]
         return [received[a : a + n] for a, n in zip(starts, sizes_in, strict=False)]
+
+    def close(self) -> None:
+        """Close the connections; no collective may follow."""
+        gloo, self._gloo = self._gloo, None
+        if gloo is not None:
+            gloo.shutdown()
 
     def _broadcast(self, data: bytes, length: int, root: int) -> bytes:
         buffer = _tensor(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
         if length:
-            source = self._global_ranks[root]
-            self._guarded("broadcast", lambda: dist.broadcast(buffer, src=source, group=self._group))
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = root, 0
+            self._guarded("broadcast", lambda: self._connected.broadcast([buffer], options).wait())
         return _bytes(buffer)
 
-    def _guarded(self, what: str, call: object) -> None:
+    def _connect(self, name: str) -> None:
+        store = PrefixStore(name, _get_default_store())
+        deadline = dt.timedelta(seconds=self._deadline_seconds)
+        made: Any = dist.ProcessGroupGloo(store, self.rank, self.world_size, deadline)
+        self._gloo = made  # has a group's collectives, though it is only a group's back end
+
+    @property
+    def _connected(self) -> dist.ProcessGroup:
+        if self._gloo is None:
+            raise StateError("these ranks have closed their connections: make a Checkpointer anew")
+        return self._gloo
+
+    def _guarded(self, what: str, call: Callable[[], object]) -> None:
         try:
-            call()  # type: ignore[operator]
+            call()
+        except VeScaleError:
+            raise
         except RuntimeError as error:
             raise RankFailureError(
                 f"{what} over {self.world_size} ranks failed on rank {self.rank} - {error} - a peer died, or did not "
@@ -171,6 +193,22 @@ class TorchGroup(Group):
                 phase=what,
                 rank=self.rank,
             ) from error
+
+
+_num_made: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+"""Per rendezvous store: how many groups of the same ranks this process has made."""
+
+
+def _next_name(ranks: Sequence[int]) -> str:
+    """Return a name for the next group of these ranks, which all of them come to without asking one another.
+
+    ``dist.new_group`` cannot give one: without all ranks of the default group it names a group by how many groups the
+    process is in, and that differs between ranks, so that they wait for one another under different names.
+    """
+    members = digest(",".join(map(str, ranks)).encode()).hex()[:32]
+    made = _num_made.setdefault(_get_default_store(), Counter())
+    made[members] += 1
+    return f"vescale-ckpt/{members}/{made[members]}"
 
 
 def default_group(process_group: dist.ProcessGroup | None, deadline_seconds: float) -> Group:
