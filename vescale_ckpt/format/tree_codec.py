@@ -86,17 +86,14 @@ def tree_to_json(node: Node, path: Path = ()) -> Any:
     Raises:
         InvalidInputError: as ``encode_tree``.
     """
-    if len(path) > MAX_DEPTH:
-        raise InvalidInputError(
-            f"cannot store {place(path)[:200]}: it is nested more than {MAX_DEPTH} deep: flatten it"
-        )
     match node:
         case TensorNode():
             return _TENSOR_JSON
         case ValueNode():
             return _value_to_json(node.value, path)
         case ListNode() | TupleNode():
-            return ["list" if isinstance(node, ListNode) else "tuple", _nodes_to_json(enumerate(node.items), path)]
+            tag = "list" if isinstance(node, ListNode) else "tuple"
+            return [tag, _nodes_to_json(enumerate(node.items), path)]
         case DictNode() | PerRankNode():
             return _keyed_to_json(node, path)
 
@@ -129,12 +126,12 @@ def tree_from_json(doc: Any, path: Path = ()) -> Node:
         if (cls is int and not -_EXACT_INT < doc < _EXACT_INT) or cls is dict or cls is float:
             raise _wrong(path, "a bare number of 2^53 or more, a fraction or an object")
         return ValueNode(doc)
-    if len(path) > MAX_DEPTH:
-        raise FormatError(f"cannot read the state tree: {place(path)[:200]} is nested more than {MAX_DEPTH} deep")
     tag = doc[0] if doc else None
     if tag.__class__ is str:
         read = _READERS.get(tag)
         if read:
+            if len(path) >= MAX_DEPTH and tag not in _TEXTS:
+                raise FormatError(f"cannot read the state tree: {place(path)[:200]} is nested over {MAX_DEPTH} deep")
             return read(doc, path)
         if len(doc) == 2 and doc[1].__class__ is str and _FOREIGN.fullmatch(tag):
             return ValueNode(Foreign(tag, doc[1]))
@@ -145,6 +142,8 @@ def tree_from_json(doc: Any, path: Path = ()) -> Node:
 
 
 def _nodes_to_json(items: Any, path: Path) -> list[Any]:
+    if len(path) >= MAX_DEPTH:
+        raise InvalidInputError(f"cannot store {place(path)[:200]}: it is nested over {MAX_DEPTH} deep: flatten it")
     return [
         _TENSOR_JSON if child.__class__ is TensorNode else tree_to_json(child, (*path, key)) for key, child in items
     ]

@@ -120,7 +120,7 @@ class _Builder:
                 f"cannot store the state: {fqn(path)!r} is {fqn(self.above[id(obj)])!r}, which holds it"
             )
             return ValueNode(None)
-        if len(path) > MAX_DEPTH:
+        if len(path) >= MAX_DEPTH:
             self.problems.append(f"cannot store the state: {fqn(path)[:200]!r} is nested more than {MAX_DEPTH} deep")
             return ValueNode(None)
         self.above[id(obj)] = path

@@ -163,7 +163,8 @@ class _Merger:
                     return first
         if same or cls is TensorNode:
             return first
-        _check_depth(path)
+        if cls is not ValueNode:
+            _check_depth(path)
         return self._inside(path, ranks, nodes)
 
     def _inside(self, path: Path, ranks: list[tuple[int, ...]], nodes: list[Any]) -> Node:
@@ -305,5 +306,5 @@ def _rebuild(node: Node, path: Path, visit: Callable[[Path, Node], Node]) -> Nod
 
 
 def _check_depth(path: Path) -> None:
-    if len(path) > MAX_DEPTH:
+    if len(path) >= MAX_DEPTH:
         raise InvalidInputError(f"the state at {fqn(path)[:200]!r} is nested more than {MAX_DEPTH} deep: flatten it")

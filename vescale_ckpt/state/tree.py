@@ -21,7 +21,7 @@ Key: TypeAlias = str | int
 Path: TypeAlias = tuple[Key, ...]
 
 MAX_DEPTH: Final = 64
-"""Keys that a path may have: deeper trees are refused at save, at merge and at decode."""
+"""Keys that a path may have. So a container at a path of that many is refused, at save, at merge and at decode."""
 
 
 class DictKind(enum.StrEnum):

