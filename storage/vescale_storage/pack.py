@@ -58,7 +58,7 @@ _TRAILER: Final = struct.Struct("<IIHH8s")
 ENTRY_BYTES: Final = _ENTRY.size
 FOOTER_TRAILER_BYTES: Final = _TRAILER.size
 MAX_CHUNK_BYTES: Final = (1 << 32) - 1
-_MAX_ENTRIES: Final = ((1 << 32) - 1 - FOOTER_TRAILER_BYTES) // ENTRY_BYTES
+MAX_ENTRIES: Final = ((1 << 32) - 1 - FOOTER_TRAILER_BYTES) // ENTRY_BYTES
 _TAIL_BYTES: Final = 64 * 1024
 """Read at once from a pack's end: holds the footer of 1,400 chunks, so that one request is the rule."""
 _PUT_ATTEMPTS: Final = 3
@@ -118,10 +118,10 @@ class PackBuilder:
         if known is not None:
             return known
         length = sum(len(part) for part in parts)
-        if length > MAX_CHUNK_BYTES or len(self._entries) >= _MAX_ENTRIES:
+        if length > MAX_CHUNK_BYTES or len(self._entries) >= MAX_ENTRIES:
             raise ConfigError(
                 f"cannot add a chunk of {length} bytes as number {len(self._entries)}: a chunk has at most "
-                f"{MAX_CHUNK_BYTES} bytes and a pack {_MAX_ENTRIES} chunks"
+                f"{MAX_CHUNK_BYTES} bytes and a pack {MAX_ENTRIES} chunks"
             )
         entry = PackEntry(digest, self._stored_bytes, length, codec)
         self._entries[digest] = entry

@@ -100,7 +100,7 @@ def test_chunks_that_the_table_cannot_describe_are_refused(monkeypatch):
     builder.add(digest(b"abcd"), [b"abcd"], Codec.RAW)
     with pytest.raises(ConfigError, match="5 bytes"):
         builder.add(digest(b"abcde"), [b"abcde"], Codec.RAW)
-    monkeypatch.setattr(pack, "_MAX_ENTRIES", 1)
+    monkeypatch.setattr(pack, "MAX_ENTRIES", 1)
     with pytest.raises(ConfigError):
         builder.add(digest(b"b"), [b"b"], Codec.RAW)
 
