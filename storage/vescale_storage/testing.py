@@ -69,6 +69,7 @@ class BackendConformance:
 
     many_keys = 1100
     """More than a page of any listing in use holds (1,000)."""
+    num_races = 3
     large_bytes = 11 * 2**20 + 1
     """Enough that the back end cuts it, if it ever does: lower its threshold rather than raise this."""
 
@@ -159,7 +160,7 @@ class BackendConformance:
         """Exactly one of 16 succeeds, the others see a conflict, and the object is the winner's."""
         if not backend.capabilities.conditional_put:
             return
-        for round_ in range(3):
+        for round_ in range(self.num_races):
             key = f"race-{round_}"
             outcomes = await asyncio.gather(
                 *(backend.put_if_absent(key, [b"%d" % racer]) for racer in range(_RACERS)), return_exceptions=True

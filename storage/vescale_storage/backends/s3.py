@@ -168,7 +168,7 @@ class S3Backend(Backend):
 
     async def leftovers(self) -> Sequence[Leftover]:
         """Return the multipart uploads that were neither completed nor aborted, also those still under way."""
-        found: Sequence[Leftover] = ()
+        found: Sequence[Leftover] = []
         more: dict[str, str] = {}
         while True:
             page = await self._client.call("list_multipart_uploads", "list", "", Prefix=self._root, **more)
@@ -339,6 +339,6 @@ def _split(url: str) -> tuple[str, str]:
     splitter = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True)
     bucket, root, _ = splitter.split_path(url)
     root = root.strip("/")
-    if not bucket:
+    if not bucket or url.partition("://")[2].startswith("/"):
         raise ConfigError(f"cannot open {url!r}: it names no bucket; pass s3://bucket/prefix")
     return bucket, root + "/" if root else ""

@@ -60,16 +60,16 @@ class S3Client:
             VeScaleError: translated from what the client library raised.
         """
         try:
-            answer = await self.call_raw(method, **arguments)
+            return await self.call_raw(method, **arguments)
         except s3_errors.TRANSLATED as error:
             raise await self._explain(error, action, key) from error
-        self._bucket_seen = True
-        return answer
 
     async def call_raw(self, method: str, /, **arguments: Any) -> Any:
         """Return the answer to one request, with the client library's own errors."""
         filesystem = await self._open()
-        return await filesystem._call_s3(method, Bucket=self.bucket, **arguments)  # noqa: SLF001
+        answer = await filesystem._call_s3(method, Bucket=self.bucket, **arguments)  # noqa: SLF001
+        self._bucket_seen = True
+        return answer
 
     @contextlib.contextmanager
     def translated(self, action: str, key: str) -> Iterator[None]:
@@ -115,7 +115,6 @@ class S3Client:
             # The answer to a HEAD has no body that could tell a missing bucket from a missing object.
             try:
                 await self.call_raw("head_bucket")
-                self._bucket_seen = True
             except s3_errors.TRANSLATED as bucket_error:
                 if s3_errors.is_absent(bucket_error) or s3_errors.is_absent_bucket(bucket_error):
                     return s3_errors.absent_bucket(action, key, url=self.url)

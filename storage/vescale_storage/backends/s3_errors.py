@@ -97,7 +97,8 @@ def is_past_end(error: BaseException) -> bool:
 
 def is_absent(error: BaseException) -> bool:
     """Return whether the server says that there is no such object."""
-    return bool(set(_answer(error)) & _ABSENT) and not is_absent_bucket(error)
+    code, status = _answer(error)
+    return code in _ABSENT or (status in _ABSENT and code not in {"NoSuchBucket", "NoSuchUpload"})
 
 
 def translate(error: BaseException, action: str, key: str, *, url: str) -> VeScaleError:
