@@ -147,7 +147,7 @@ class CoverFinder:
                 for d in range(region.ndim)
             ]
             num_cells = math.prod(len(c) - 1 for c in cuts)
-            num_corners = len(part.rows) << sum(len(c) > 2 for c in cuts)  # noqa: PLR2004 -- two edges are one cell
+            num_corners = len(part.rows) << sum(len(c) > 2 for c in cuts)
             if num_cells <= max(_MIN_CELLS, _CELLS_PER_BOX * len(part.rows)) and num_corners <= max(
                 _MIN_CORNERS, 64 * len(part.rows)
             ):
@@ -168,7 +168,7 @@ class CoverFinder:
     def _count(self, part: _Region, cuts: list[Int64s]) -> None:
         """Count how often each cell of the region is covered and note where it is not once."""
         # Dims of a single cell have no say, and leaving them out keeps the corners few.
-        dims = [d for d, c in enumerate(cuts) if len(c) > 2]  # noqa: PLR2004
+        dims = [d for d, c in enumerate(cuts) if len(c) > 2]
         first = [np.searchsorted(cuts[d], part.lows[:, d]) for d in dims]
         last = [np.searchsorted(cuts[d], part.highs[:, d]) for d in dims]
         deltas = np.zeros([len(cuts[d]) for d in dims], np.int64)

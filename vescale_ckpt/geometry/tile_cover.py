@@ -54,7 +54,7 @@ def check_tile_cover(
     return check_tile_cover_columns(shape, tile, tile_indexes, rows, columns, limit=limit)
 
 
-def check_tile_cover_columns(  # noqa: PLR0917 -- the columns of one table
+def check_tile_cover_columns(
     shape: tuple[int, ...],
     tile: tuple[int, ...],
     tile_indexes: npt.NDArray[np.integer],

@@ -122,7 +122,7 @@ def _grid_of_100_000() -> tuple[tuple[int, ...], list[Box]]:
 def _flat_ranges_of_100_000() -> tuple[tuple[int, ...], list[Box]]:
     rng = random.Random(7)
     shape = (4096, 64, 4096)
-    cuts = sorted({0, math.prod(shape), *(rng.randrange(math.prod(shape)) for _ in range(40_000))})
+    cuts = sorted({0, math.prod(shape), *(rng.randrange(math.prod(shape)) for _ in range(35_000))})
     return shape, [box for a, b in itertools.pairwise(cuts) for box in flat_to_boxes(shape, a, b)]
 
 
@@ -132,8 +132,9 @@ def test_a_hundred_thousand_boxes_take_seconds(make) -> None:
     assert len(boxes) > 90_000
     start = time.perf_counter()
     assert check_cover(shape, boxes).ok
-    del boxes[50_000]
+    lost = boxes.pop(50_000)
     report = check_cover(shape, boxes)
     assert time.perf_counter() - start < 20
-    assert len(report.missing) == 1
+    assert sum(box.volume for box in report.missing) == lost.volume
+    assert all(lost.contains(box) for box in report.missing)
     assert not report.overlaps
