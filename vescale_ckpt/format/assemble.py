@@ -71,7 +71,7 @@ def _different_replicas(fragments: Sequence[Fragment], tensors: Sequence[TensorR
 
 def _sides(ranks_by_digest: dict[bytes, list[int]]) -> str:
     sides = list(ranks_by_digest.items())
-    shown = [f"{format_ranks(ranks)} have {digest.hex()[:12]}" for digest, ranks in sides[:_MAX_SIDES]]
+    shown = [f"{format_ranks(ranks)}: {digest.hex()[:12]}" for digest, ranks in sides[:_MAX_SIDES]]
     return "; ".join([*shown, *([f"... ({len(sides)} different ones)"] if len(sides) > _MAX_SIDES else [])])
 
 

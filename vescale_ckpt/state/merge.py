@@ -122,7 +122,7 @@ def fill_per_rank(tree: Node, entries: Iterable[tuple[int, PerRankEntries]]) -> 
     for rank, of_rank in entries:
         for path, node in of_rank:
             if wanted.setdefault(path, {}).setdefault(rank, node) is not node:
-                problems.append(f"{place(path)}: rank {rank} has two entries")
+                problems.append(f"{place(path)}: two entries of rank {rank}")
     if not wanted:
         return tree
 
@@ -132,12 +132,13 @@ def fill_per_rank(tree: Node, entries: Iterable[tuple[int, PerRankEntries]]) -> 
         found = wanted.pop(path, {})
         twice = [rank for rank, _ in node.items if rank in found]
         if twice:
-            problems.append(f"{place(path)}: {format_ranks(twice)} has two entries")
+            problems.append(f"{place(path)}: two entries of {format_ranks(twice)}")
         return PerRankNode(tuple(sorted([*node.items, *found.items()], key=lambda item: item[0])))
 
     filled = fill((), tree)
     problems += [
-        f"{place(path)}: {format_ranks(of)} has a value of its own, the tree has none" for path, of in wanted.items()
+        f"{place(path)}: a value of {format_ranks(of)} alone, for which the tree has no place"
+        for path, of in wanted.items()
     ]
     if problems:
         raise mismatch("per-rank values do not fit the tree", problems)
@@ -238,7 +239,7 @@ class _Merger:
             more = f", ... ({len(keys)} keys)" if len(keys) > _MAX_KEYS else ""
             have = format_ranks(rank for i in held_by for rank in ranks[i])
             lack = format_ranks(rank for i in set(range(len(ranks))).difference(held_by) for rank in ranks[i])
-            self.problems.append(f"{place(path)}: only {have} has {shown}{more}; {lack} lacks it")
+            self.problems.append(f"{place(path)}: {shown}{more} only on {have}, not on {lack}")
 
     def _per_rank(self, path: Path, ranks: list[tuple[int, ...]], nodes: list[PerRankNode]) -> Node:
         united: dict[int, Node] = {}
