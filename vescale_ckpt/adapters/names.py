@@ -133,15 +133,15 @@ def settle(module: nn.Module) -> None:
             part.reshard()  # type: ignore[operator]
 
 
-def find_modules(state: Any, path: Path = ()) -> Iterator[tuple[Path, nn.Module]]:
-    """Yield (path, module) of every module anywhere in a state, in order."""
+def find_modules(state: Any, path: Path = (), _above: frozenset[int] = frozenset()) -> Iterator[tuple[Path, nn.Module]]:
+    """Yield (path, module) of every module anywhere in a state, in order; a container in itself is passed by."""
     if (module := as_module(state)) is not None:
         yield path, module
     elif isinstance(state, PerRank):
-        yield from find_modules(state.value, path)
-    elif isinstance(state, dict | list | tuple):
+        yield from find_modules(state.value, path, _above)
+    elif isinstance(state, dict | list | tuple) and id(state) not in _above:
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from find_modules(value, (*path, key))
+            yield from find_modules(value, (*path, key), _above | {id(state)})
 
 
 def find_optimizers(state: Any) -> Iterator[torch.optim.Optimizer]:

@@ -149,7 +149,7 @@ class _Walk:
         module = as_module(target)
         target = target if module is None else module
         for types, plan in self._by_type:
-            if isinstance(target, types):
+            if isinstance(target, types) and not isinstance(target, torch.Size):  # a plain value, though a tuple
                 return plan(target, node, stored, path)
         if not self._wanted(node, stored, path):
             return None

@@ -52,11 +52,10 @@ class _Report:
         self._next = 0
 
     def lines(self, stored: Node) -> list[str]:
-        counts, lines = self._visit(stored, ())
-        return [self._line((), stored, counts)] if lines is None else lines
+        return self._say((), stored, *self._visit(stored, ()))
 
     def _visit(self, node: Node, path: Path) -> tuple[tuple[int, int], list[str] | None]:
-        """Return ((tensors, values) left over below, lines); lines None: all below is, and one line can say so."""
+        """Return ((tensors, values) left over below, lines); lines None: nothing below is taken, say it in one line."""
         if isinstance(node, TensorNode | ValueNode):
             index, self._next = self._next, self._next + 1
             if self._flags[index] or not self._selector.takes(fqn(path)):
@@ -69,12 +68,14 @@ class _Report:
             parts.append(((*path, key), child, counts, lines))
             total = (total[0] + counts[0], total[1] + counts[1])
             whole = whole and lines is None
-        if parts and whole:
+        if whole and path:
             return total, None
-        found: list[str] = []
-        for below, child, counts, lines in parts:
-            found += [self._line(below, child, counts)] if lines is None else lines
-        return total, found
+        return total, [line for part in parts for line in self._say(*part)]
+
+    def _say(self, path: Path, node: Node, counts: tuple[int, int], lines: list[str] | None) -> list[str]:
+        if lines is None and any(counts):
+            return [self._line(path, node, counts)]
+        return lines or []
 
     def _line(self, path: Path, node: Node, counts: tuple[int, int]) -> str:
         name = fqn(path)
@@ -90,6 +91,10 @@ class _Report:
 
 
 def _way_out(name: str, path: Path) -> str:
-    if "state" in path[1:2]:
-        return f"pass the optimizer itself, which takes its state as stored, or allow it with ignore=({name!r},)"
+    if "state" in path:
+        # moments have no place in a state_dict() made before the first step, nor without their parameter
+        return (
+            f"pass the optimizer itself, with this parameter, and not its state_dict(), or allow it with "
+            f"ignore=({name!r},)"
+        )
     return f"add it to the target, or allow it with ignore=({name!r},)"

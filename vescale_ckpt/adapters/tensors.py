@@ -302,14 +302,21 @@ def _no_honest_bytes(tensor: torch.Tensor) -> str | None:
     for found, reason in checks:
         if found:
             return reason
-    if _needed_bytes(tensor) > tensor.untyped_storage().nbytes():
-        return f"its memory is released (a {type(tensor).__name__} of shape {tuple(tensor.shape)} without storage)"
+    if not tensor.numel():
+        return None
+    storage = tensor.untyped_storage()
+    if _needed_bytes(tensor) > storage.nbytes():
+        return "its memory is released; gather it first"
+    try:
+        has_memory = storage.data_ptr() != 0
+    except RuntimeError:  # torch's word for a subclass that only wraps other tensors
+        has_memory = False
+    if not has_memory:
+        return f"a {type(tensor).__name__} has no memory of its own; save the tensors that it wraps"
     return None
 
 
 def _needed_bytes(tensor: torch.Tensor) -> int:
-    if not tensor.numel():
-        return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 

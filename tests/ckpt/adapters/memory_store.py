@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,7 +12,9 @@ from vescale_ckpt.adapters.restore import Restore, plan_restore
 from vescale_ckpt.format.records import TensorRecord
 from vescale_ckpt.state.dtypes import dtype_name
 from vescale_ckpt.state.merge import merge_trees
-from vescale_ckpt.state.tree import Node, Path
+
+if TYPE_CHECKING:
+    from vescale_ckpt.state.tree import Node, Path
 
 
 @dataclass
