@@ -54,18 +54,28 @@ def silent(
     *,
     seconds: float,
     missing: str,
+    without_fragment: Collection[int] = (),
     cause: Exception | None,
 ) -> RankFailureError:
-    """Return the error for ranks that left nothing by the deadline; ``missing`` says what was waited for."""
+    """Return the error for ranks that left nothing by the deadline.
+
+    ``missing`` says what was waited for; ``without_fragment``, which ranks may be why it did not come.
+    """
+    failures = dict.fromkeys(without_fragment, "left no fragment")
+    failures |= dict.fromkeys(ranks, f"left no {missing} within {seconds:g} s in phase {phase!r}")
+    idle = f"; no fragment from {_of_ranks(without_fragment)}" if without_fragment else ""
     storage = f"; the storage's last error was: {cause}" if cause is not None and str(cause) else ""
-    noun = "rank" if len(ranks) == 1 else "ranks"
     return RankFailureError(
-        f"waited {seconds:g} s in phase {phase!r} of save transaction {transaction} for {missing}: nothing from {noun} "
-        f"{format_ranks(ranks)} of {world_size}{storage}; look at the logs there, or raise the deadline",
-        failures=dict.fromkeys(sorted(ranks), f"left no {missing} within {seconds:g} s in phase {phase!r}"),
+        f"waited {seconds:g} s in phase {phase!r} of save transaction {transaction} for {missing}: nothing from "
+        f"{_of_ranks(ranks)} of {world_size}{idle}{storage}; look at the logs there, or raise the deadline",
+        failures=dict(sorted(failures.items())),
         phase=phase,
         transaction=transaction,
     )
+
+
+def _of_ranks(ranks: Collection[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
 
 
 def format_ranks(ranks: Collection[int]) -> str:

@@ -148,13 +148,15 @@ class Transaction:
     async def await_commit(self, run: str, step: int, deadline_seconds: float, phase: str = "await the commit") -> Ref:
         """Wait until this transaction's ref is there, and return it.
 
-        ``deadline_seconds`` counts from now. A ref that is there counts, whatever abort records say.
+        ``deadline_seconds`` counts from now, and some seconds are added: the coordinator, whose wait may have begun at
+        the same moment, needs them to write down which ranks it found missing. A ref that is there counts, whatever
+        abort records say.
 
         Raises:
             RankFailureError: the transaction was aborted, or the coordinator left nothing by the deadline.
             StorageError: the storage failed for good.
         """
-        deadline = Deadline(deadline_seconds, max_pause_seconds=self._max_pause_seconds)
+        deadline = Deadline(deadline_seconds + _LAST_LOOK_SECONDS, max_pause_seconds=self._max_pause_seconds)
         seen: set[int] = set()
         while True:
             # In this order: a fragment that is missing because a committed transaction was cleaned implies a ref that
@@ -264,7 +266,8 @@ class Transaction:
         last = Deadline(_LAST_LOOK_SECONDS)
         ref = await last.attempt(look)
         if ref is None:
-            raise self._silence({self.coordinator}, "ref or abort record", deadline, last, phase)
+            idle = await self._without_fragment(last)
+            raise self._silence({self.coordinator}, "ref or abort record", deadline, last, phase, without_fragment=idle)
         return ref
 
     # ---- errors
@@ -284,12 +287,35 @@ class Transaction:
         return aborted(self.id, phase, self.coordinator, records)
 
     def _silence(
-        self, ranks: Collection[int], missing: str, deadline: Deadline, last: Deadline, phase: str
+        self,
+        ranks: Collection[int],
+        missing: str,
+        deadline: Deadline,
+        last: Deadline,
+        phase: str,
+        *,
+        without_fragment: Collection[int] = (),
     ) -> RankFailureError:
         cause = last.last_error or deadline.last_error
-        error = silent(self.id, phase, ranks, self.world_size, seconds=deadline.seconds, missing=missing, cause=cause)
+        error = silent(
+            self.id,
+            phase,
+            ranks,
+            self.world_size,
+            seconds=deadline.seconds,
+            missing=missing,
+            without_fragment=without_fragment,
+            cause=cause,
+        )
         error.__cause__ = cause
         return error
+
+    async def _without_fragment(self, last: Deadline) -> set[int]:
+        """Return the ranks whose fragments are not listed: a hint at whom the coordinator was waiting for."""
+        present = None
+        with contextlib.suppress(VeScaleError):  # it is only to make an error more helpful
+            present = await last.attempt(self._objects.list)
+        return set() if present is None else set(range(self.world_size)) - present.fragments.keys()
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:

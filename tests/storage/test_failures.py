@@ -59,6 +59,9 @@ def test_silence_names_the_ranks_the_phase_and_the_last_error_of_the_storage():
     assert set(error.failures) == {1, 2, 3}
     for part in ("30 s", "'collect'", TXN, "ranks 1-3 of 8", "connection reset"):
         assert part in str(error)
+    hint = silent(TXN, "wait", {0}, 8, seconds=30, missing="ref", without_fragment={5, 6}, cause=None)
+    assert hint.failures.keys() == {0, 5, 6}
+    assert "nothing from rank 0 of 8; no fragment from ranks 5-6; look" in str(hint)
     assert "storage" not in str(silent(TXN, "collect", {3}, 8, seconds=1, missing="fragment", cause=TimeoutError()))
 
 

@@ -26,9 +26,10 @@ async def fail(error):
     raise error
 
 
-def run_script(source: str, timeout_seconds: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run_script(source: str, timeout_seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    # Warnings are shown; dev mode would also report every task that a busy machine slows down.
     return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", source],
+        [sys.executable, "-W", "always", "-X", "faulthandler", "-c", source],
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
@@ -251,7 +252,7 @@ import asyncio, gc, os, signal, time, warnings
 from vescale_storage import loop
 from vescale_storage.errors import StateError
 warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of any fork with threads
-signal.alarm(20)
+signal.alarm(100)
 
 async def echo(value, seconds=0.0):
     await asyncio.sleep(seconds)
@@ -261,7 +262,7 @@ assert loop.run(echo(1)) == 1
 parents = loop.submit(echo("parent", 1.0))
 pid = os.fork()
 if pid == 0:
-    signal.alarm(10)
+    signal.alarm(60)
     gc.collect()
     assert loop.run(echo(2)) == 2
     for look in (parents.result, parents.exception):
@@ -293,7 +294,7 @@ FORK_IN_THREADS = """
 import asyncio, os, signal, threading, warnings
 from vescale_storage import loop
 warnings.simplefilter("ignore", DeprecationWarning)
-signal.alarm(25)
+signal.alarm(100)
 
 async def work():
     await loop.run_blocking(sum, range(100))
@@ -310,7 +311,7 @@ for thread in threads:
 for _ in range(20):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(5)
+        signal.alarm(60)
         os._exit(0 if loop.run(work()) == 1 else 1)
     assert os.waitpid(pid, 0)[1] == 0
 stop.set()
@@ -349,7 +350,7 @@ def test_the_interpreter_ends_whatever_is_under_way():
     begun = time.monotonic()
     done = run_script(EXIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\ncleaned\n", "")
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
 
 
 LATE = """

@@ -260,11 +260,34 @@ def test_a_coordinator_that_never_decides_is_named():
         txn = begin(memory(), 3)
         await write_all(txn)
         begun = time.monotonic()
-        with pytest.raises(RankFailureError, match="nothing from rank 0 of 3") as caught:
+        with pytest.raises(RankFailureError, match="nothing from rank 0 of 3; look") as caught:
             await txn.await_commit(RUN, STEP, 0.2)
-        assert 0.2 <= time.monotonic() - begun < 3
+        assert 0.7 <= time.monotonic() - begun < 5
         assert set(caught.value.failures) == {0}
         assert caught.value.context["phase"] == "await the commit"
+
+    loop.run(main())
+
+
+def test_ranks_without_fragment_are_named_beside_a_coordinator_that_never_decides():
+    async def main():
+        txn = begin(memory(), 4)
+        await write_all(txn, but={0, 3})
+        with pytest.raises(RankFailureError, match="rank 0 of 4; no fragment from ranks 0, 3") as caught:
+            await txn.await_commit(RUN, STEP, 0.1)
+        assert set(caught.value.failures) == {0, 3}
+
+    loop.run(main())
+
+
+def test_waits_that_end_together_blame_the_rank_that_is_missing_and_not_the_coordinator():
+    async def main():
+        txn = begin(memory(), 4)
+        await write_all(txn, but={3})
+        waits = [txn.await_commit(RUN, STEP, 0.3), txn.collect(0.3), txn.await_commit(RUN, STEP, 0.2)]
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(error, RankFailureError)
+            assert set(error.failures) == {3}
 
     loop.run(main())
 

@@ -60,9 +60,9 @@ class Rank:
         assert self.process.stdout.readline() == "ready\n"
 
     def outcome(self, timeout_seconds):
-        out, err = self.process.communicate(timeout=timeout_seconds)
-        assert self.process.returncode == 0, err
-        return json.loads(out)
+        self.process.wait(timeout_seconds)  # not communicate(): it forgets what readline() has read ahead
+        assert self.process.returncode == 0, self.process.stderr.read()
+        return json.loads(self.process.stdout.read())
 
 
 @pytest.fixture
