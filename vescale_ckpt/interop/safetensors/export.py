@@ -114,8 +114,8 @@ def export_snapshot(
 ) -> ExportReport:
     """Write the files of a plan and return what was done; every byte read is verified.
 
-    Nothing has its final name before all of it is on disk. Where weights of an earlier export are replaced, an
-    interruption at the very end can leave the folder without an index, but never with files of both.
+    Nothing has its final name before all of it is on disk. Where several files replace as many of an earlier export, an
+    interruption at the very end can leave the folder without an index, so that nothing is read; never a mixture.
 
     Args:
         snapshot: what the plan was made of.
@@ -256,28 +256,32 @@ def _write_small(path: Path, content: bytes) -> None:
 
 
 def _publish(stage: Path, plan: ExportPlan, target: ExportTarget) -> None:
-    """Give the files their names: the index, without which several files are no model, goes first and comes last."""
+    """Give the files their names, so that a reader finds the old weights whole, or the new, or none.
+
+    Readers prefer the single file, and find several only by their index. So the new files come first, then the index,
+    and the old files go last; where new files take the place of old ones of the same names, the old index goes first.
+    """
     folder = target.folder
     new = [file.name for file in plan.files]
     with file_errors("write to", folder):
         sync_folder(stage)
-        if plan.index is not None:
-            for name in (INDEX_NAME, SINGLE_NAME):
-                (folder / name).unlink(missing_ok=True)
+        if plan.index is not None and not set(new).isdisjoint(target.removed):
+            (folder / INDEX_NAME).unlink(missing_ok=True)
             sync_folder(folder)
         for name in new:
             (stage / name).replace(folder / name)
-        for name in target.removed:
-            _remove(folder / name, keep=new)
+        sync_folder(folder)
         if plan.index is not None:
-            sync_folder(folder)
             (stage / INDEX_NAME).replace(folder / INDEX_NAME)
+            new.append(INDEX_NAME)
+            sync_folder(folder)
+        for name in target.removed:
+            if name not in new:
+                _remove(folder / name)
         sync_folder(folder)
 
 
-def _remove(path: Path, keep: Sequence[str]) -> None:
-    if path.name in keep:
-        return
+def _remove(path: Path) -> None:
     if path.name.startswith(_STAGE_PREFIX):
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -6,6 +6,7 @@ against it before anything is read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SINGLE_NAME: Final = "model.safetensors"
 INDEX_NAME: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
+_ONE_OF_SEVERAL: Final = re.compile(r"-of-0*(?:[2-9]|1\d)\d*\.safetensors$")
 _NUM_NAMED: Final = 5
 
 
@@ -81,7 +83,7 @@ def open_hf(path: str | os.PathLike[str]) -> HfFolder:
             index = _read_index(path / INDEX_NAME)
             return _open_files(path, list(dict.fromkeys(index.weight_map.values())), index)
         found = sorted(entry.name for entry in path.iterdir() if entry.name.endswith(SUFFIX))
-    if len(found) == 1:
+    if len(found) == 1 and not _ONE_OF_SEVERAL.search(found[0]):
         return _open_files(path, found, None)
     which = f"it has {_some(found)} and no index that says which belong together" if found else "it has no such file"
     raise NotFoundError(

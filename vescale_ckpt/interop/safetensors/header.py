@@ -167,12 +167,13 @@ class _Fields(tuple[tuple[str, Any], ...]):
 class _Objects:
     """Takes the objects of a header as they are closed, the inner ones first.
 
-    Hostile JSON is refused here, before its values pile up: an object is the fields of a tensor, or the metadata, of
-    which there is one, or the outermost.
+    Hostile JSON is refused here, before its values pile up: an object is the fields of a tensor, or the metadata, or
+    the outermost one.
     """
 
     def __init__(self) -> None:
-        self._num_metadata = 0
+        self._num_others = 0
+        """Objects that are not the fields of a tensor."""
 
     def __call__(self, pairs: list[tuple[str, Any]]) -> Any:
         found = dict(pairs)
@@ -183,14 +184,13 @@ class _Objects:
         odd = next((name for name in found if not is_unicode(name)), None)
         if odd is not None:
             raise ValueError(f"the name {shorten(odd)} is no text")
-        if all(isinstance(value, str) for value in found.values()):
-            self._num_metadata += 1
-            if self._num_metadata > 2:  # the metadata, and an outermost object without tensors
-                raise ValueError("it has objects that are neither a tensor's fields nor the metadata")
-            return found
-        for name, value in found.items():
-            if not isinstance(value, _Fields) and name != METADATA_KEY:
-                raise ValueError(f"{shorten(name)} has not exactly the fields dtype, shape and data_offsets")
+        self._num_others += 1
+        if self._num_others > 2:
+            raise ValueError("it has objects that are neither a tensor's fields nor the metadata")
+        if not all(isinstance(value, str) for value in found.values()):  # then it is not the metadata
+            for name, value in found.items():
+                if not isinstance(value, _Fields) and name != METADATA_KEY:
+                    raise ValueError(f"{shorten(name)} has not exactly the fields dtype, shape and data_offsets")
         return found
 
 
