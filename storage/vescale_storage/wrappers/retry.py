@@ -155,9 +155,8 @@ class RetryBackend(WrapperBackend):
             found = self.inner.list(prefix)
             try:
                 while (info := await self._attempt("list", prefix, 0, partial(_next, found))) is not None:
-                    attempts = _Attempts()
                     if info.key > last_key:
-                        last_key = info.key
+                        attempts, last_key = _Attempts(), info.key
                         yield info
             except StorageError as error:
                 await self._after_failure(attempts, "list", prefix, error)
