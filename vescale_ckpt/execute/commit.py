@@ -28,9 +28,10 @@ from vescale_storage.refs import create_ref
 from vescale_storage.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vescale_ckpt.execute.write import Written
+    from vescale_ckpt.format.records import TensorRecord
     from vescale_ckpt.plan.save_plan import SavePlan
     from vescale_ckpt.state.merge import PerRankEntries
     from vescale_ckpt.state.tree import Node
@@ -107,24 +108,43 @@ def commit(
     """
     fragment = fragment_of(meeting.rank, meeting.plan_key, written, tree, per_rank)
     if meeting.world_size == 1:
-        return _coordinate(meeting, plan, [fragment], metadata)
+        return conclude(meeting, plan.tensors, [fragment], metadata)
     transaction = meeting.transaction_in_storage()
     loop.run(transaction.write_fragment(meeting.rank, encode_fragment(fragment)))
     if not meeting.is_coordinator:
         return loop.run(transaction.await_commit(meeting.run, meeting.step, meeting.deadline_seconds)), None
     contents = loop.run(transaction.collect(meeting.deadline_seconds))
-    outcome = _coordinate(meeting, plan, [decode_fragment(content) for content in contents], metadata)
+    fragments = [decode_fragment(content) for content in contents]
+    check_agreement(fragments, plan.tensors, meeting.world_size)
+    outcome = conclude(meeting, plan.tensors, fragments, metadata)
     with contextlib.suppress(VeScaleError):  # committed: what cannot be removed now, gc removes
         loop.run(transaction.clean())
     return outcome
 
 
-def _coordinate(
-    meeting: Meeting, plan: SavePlan, fragments: Sequence[Fragment], metadata: dict[str, Any]
+def conclude(
+    meeting: Meeting,
+    tensors: Sequence[TensorRecord],
+    fragments: Sequence[Fragment],
+    metadata: dict[str, Any],
+    shape_tree: Callable[[Node], Node] | None = None,
 ) -> tuple[Ref, Manifest]:
-    """Prove, then make visible."""
-    check_agreement(fragments, plan.tensors, meeting.world_size)
-    chunks, packs = assemble(fragments, plan.tensors)
+    """Prove that the fragments make a whole snapshot, then make it visible; for the coordinator.
+
+    Args:
+        meeting: which transaction.
+        tensors: the tensor table that the fragments index.
+        fragments: of all ranks that wrote.
+        metadata: the user's.
+        shape_tree: changes the merged tree before it is stored.
+
+    Raises:
+        MismatchError: the ranks' trees cannot be merged.
+        CorruptionError: an element is not written exactly once, or a pack is not there whole.
+        StorageError: the storage failed.
+    """
+    chunks, packs = assemble(fragments, tensors)
+    tree = _whole_tree(fragments)
     now = time.time()
     manifest = Manifest(
         run=meeting.run,
@@ -132,8 +152,8 @@ def _coordinate(
         created_seconds=now,
         transaction=meeting.transaction,
         world_size=meeting.world_size,
-        tree=_whole_tree(fragments),
-        tensors=plan.tensors,
+        tree=tree if shape_tree is None else shape_tree(tree),
+        tensors=tuple(tensors),
         chunks=chunks,
         packs=packs,
         writer=_writer(),
@@ -159,7 +179,7 @@ def _coordinate(
 
 def _whole_tree(fragments: Sequence[Fragment]) -> Node:
     """Return the tree of all ranks, per-rank values put back."""
-    shared = next(fragment.tree for fragment in fragments if fragment.rank == 0)
+    shared = next((fragment.tree for fragment in fragments if fragment.rank == 0), None)
     trees = [(f.rank, f.tree if f.tree is not None else shared) for f in fragments]
     merged = merge_trees([(rank, tree) for rank, tree in trees if tree is not None])
     return fill_per_rank(merged, [(f.rank, f.per_rank) for f in fragments])

@@ -21,19 +21,21 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from vescale_ckpt.errors import MismatchError
+from vescale_ckpt.errors import InternalError, MismatchError
 from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.state.build import restore_tree
 from vescale_ckpt.state.dtypes import dtype_from_name
 from vescale_ckpt.state.leaf import LeafKind, Piece
-from vescale_ckpt.state.tree import ValueNode, fqn, walk
-from vescale_ckpt.state.values import from_value
+from vescale_ckpt.state.tree import DictNode, ListNode, Node, Path, TensorNode, TupleNode, children, fqn, get, walk
 from vescale_storage.ref_records import SnapshotName
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
+    from typing import NoReturn
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
@@ -82,10 +84,9 @@ class DCPReader(StorageReader):
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
             properties = TensorProperties(dtype=dtype_from_name(record.dtype))
             entries[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole])
-        for path, node in walk(manifest.tree):
-            if isinstance(node, ValueNode):
-                entries[fqn(path)] = BytesStorageMetadata()
-                paths[fqn(path)] = path
+        for path in _values(manifest.tree):
+            entries[fqn(path)] = BytesStorageMetadata()
+            paths[fqn(path)] = path
         return Metadata(state_dict_metadata=entries, planner_data=paths)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -152,10 +153,11 @@ class DCPReader(StorageReader):
 
     def _load_values(self, items: list[ReadItem], planner: LoadPlanner) -> None:
         """Hand plain values over as torch wants them: as the bytes of a torch.save that is made here and now."""
-        values = {fqn(path): node.value for path, node in walk(self._manifest.tree) if isinstance(node, ValueNode)}
+        tree = self._manifest.tree
+        values = {fqn(path): path for path in _values(tree)}
         for item in items:
             name = item.storage_index.fqn
-            value = from_value(values[name]) if name in values else self._array(name)
+            value = restore_tree(get(tree, values[name]), _no, _no) if name in values else self._array(name)
             stream = io.BytesIO()
             torch.save(value, stream)
             stream.seek(0)
@@ -173,3 +175,19 @@ class DCPReader(StorageReader):
             return out.numpy()
         data = out.numpy().tobytes()
         return io.BytesIO(data) if record.kind == LeafKind.BYTES_IO else data
+
+
+def _values(node: Node, path: Path = ()) -> Iterator[Path]:
+    """Yield the paths of what torch takes for one value: lists and tuples without tensors are one, dicts never are."""
+    if isinstance(node, TensorNode):
+        return
+    sequence = isinstance(node, ListNode | TupleNode)
+    if isinstance(node, DictNode) or (sequence and any(isinstance(below, TensorNode) for _, below in walk(node))):
+        for key, child in children(node):
+            yield from _values(child, (*path, key))
+    else:
+        yield path
+
+
+def _no(path: Path, *_: object) -> NoReturn:
+    raise InternalError(f"a value without tensors has one at {path}")

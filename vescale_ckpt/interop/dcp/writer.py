@@ -30,10 +30,10 @@ from vescale_ckpt.plan.save_plan import merge_tables
 from vescale_ckpt.saving.pools import make_pools
 from vescale_ckpt.stage.raw import as_integers
 from vescale_ckpt.stage.stager import StagedPart
+from vescale_ckpt.state.build import build_tree
 from vescale_ckpt.state.dtypes import dtype_name, item_bytes
 from vescale_ckpt.state.leaf import Holding, LeafKind
-from vescale_ckpt.state.tree import DictNode, ListNode, Node, Path, TensorNode, ValueNode, children
-from vescale_ckpt.state.values import to_value
+from vescale_ckpt.state.tree import DictNode, ListNode, Node, Path, TensorNode, children
 from vescale_storage.keys import validate_run
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Collected:
         for path in self._index:
             _put(root, path, TensorNode())
         for path, value in self._values.items():
-            _put(root, path, ValueNode(to_value(value, path)))
+            _put(root, path, build_tree(value, lambda _path, _value: None, path=path))
         return _nodes(root)
 
     def num_bytes(self, item: WriteItem) -> int:
