@@ -47,10 +47,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--s3", action="store_true", help="keep the checkpoints on an S3 server on 127.0.0.1")
     use_s3 = parser.parse_args().s3
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that `with` blocks end their processes
-    console = Console()
+    # As an exception, it ends every `with` block on the way out, and with it the processes of that block.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(width=None if sys.stdout.isatty() else 100)
     folder = OUT / "s3" if use_s3 else OUT
     for name in (STORE, "runs", "export"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -58,14 +57,16 @@ def main() -> int:
     try:
         with place_on_s3(folder, console) if use_s3 else nullcontext(str(folder / STORE)) as url:
             return play(Site(vc.open_store(url), folder, console))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except JobError as error:
-        console.print(f"[bold red]failed[/] {error}")
+        console.print("failed:", str(error), style="red", markup=False, highlight=False)
         return 1
 
 
 def play(site: Site) -> int:
     """Tell the whole story."""
-    reference = site.train(Plan(name="uninterrupted", dp=2, tp=2, seed=0))
+    reference = site.train(Plan(name="undisturbed", dp=2, tp=2, seed=0))
     killed = site.train_and_kill(Plan(name="killed", dp=2, tp=2, seed=0, save_every=SAVE_EVERY))
     after_kill = [check_killed(killed, site.store)]
     step = site.store[RUN].step
@@ -84,14 +85,8 @@ def compare(site: Site, reference: Run, killed: Run, resumed: Sequence[Run]) -> 
     """Return all that can be checked once the runs are over."""
     step = resumed[0].first_step
     stored = stored_digests(site.store[f"{RUN}@{step}"])
-    checks = [
-        check_state(
-            killed, stored, step, f"the checkpoint of step {step} is what the {killed.plan.num_ranks} ranks held"
-        )
-    ]
-    checks += [
-        check_state(run, stored, step, f"{run.plan.name} ({run.plan.layout}) starts from that state") for run in resumed
-    ]
+    checks = [check_state(killed, stored, step, f"checkpoint {step} is what the {killed.plan.num_ranks} ranks held")]
+    checks += [check_state(run, stored, step, f"{run.plan.name} starts from that state") for run in resumed]
     checks += [check_losses(run, reference) for run in (killed, *resumed)]
     checks += [check_steps(site.store), check_verify(site.store.url)]
     return checks + check_export(site.store, resumed[0], site.folder / "export")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -21,7 +23,14 @@ RESUMED = (("#2f7fc1", 7.0), ("#f2a541", 4.2), ("#2e8b57", 1.8))
 KILLED = ("#1c1f26", 1.0)
 """Colour and width of each curve. They lie on top of one another, so each is narrower than the one below it."""
 ACCENT = "#c8102e"
-STYLE = {
+TABLE_STYLE: dict[str, Any] = {
+    "title_justify": "left",
+    "title_style": "bold",
+    "header_style": "bold",
+    "box": box.SIMPLE_HEAD,
+    "padding": (0, 1, 0, 0),
+}
+PLOT_STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,42 +44,36 @@ STYLE = {
 
 def runs_table(reference: Run, others: Sequence[Run]) -> Table:
     """Return the table of the runs."""
-    table = Table(title="The runs", title_justify="left", title_style="bold", header_style="bold")
-    for heading in ("run", "layout", "starts from", "ends", "last loss"):
-        table.add_column(heading)
-    table.add_column("differs from uninterrupted", justify="right")
+    table = Table(title="The runs", **TABLE_STYLE)
+    table.add_column("run")
+    table.add_column("layout")
+    for heading in ("from\nstep", "read from\nstorage", "to\nstep", "last\nloss", f"apart from\n{reference.plan.name}"):
+        table.add_column(heading, justify="right")
     for run in [reference, *others]:
-        differs = "" if run is reference else f"at most {max(run.differences(reference).values()):.1e}"
-        table.add_row(
-            run.plan.name, run.plan.layout, _start(run), _end(run), f"{run.losses[run.last_step]:.4f}", differs
-        )
+        worst = max(run.differences(reference).values())
+        apart = "" if run is reference else f"{worst:.1e}" if worst else "0"
+        read = f"{run.resumed['read'] / 1e6:.1f} MB" if run.resumed is not None else ""
+        end = f"{run.last_step}, killed" if run.wreck is not None else f"{run.last_step}"
+        loss = f"{run.losses[run.last_step]:.4f}"
+        table.add_row(run.plan.name, run.plan.layout, f"{run.first_step}", read, end, loss, apart)
     return table
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
     """Return the table of the checks."""
-    table = Table(title="The checks", title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title="The checks", **TABLE_STYLE)
     table.add_column("")
-    table.add_column("must hold", ratio=3)
-    table.add_column("found", ratio=2)
+    table.add_column("must hold")
+    table.add_column("found")
     for check in checks:
-        table.add_row("[green]ok[/]" if check.passed else "[bold red]FAILED[/]", check.claim, check.found)
+        mark = "[green]ok[/]" if check.passed else "[bold red]FAILED[/]"
+        table.add_row(mark, escape(check.claim), escape(check.found))
     return table
 
 
-def _start(run: Run) -> str:
-    if run.resumed is None:
-        return "random weights"
-    return f"step {run.resumed['step']}, {run.resumed['read'] / 1e6:.1f} MB read"
-
-
-def _end(run: Run) -> str:
-    return f"killed in step {run.last_step}" if run.wreck is not None else f"step {run.last_step}"
-
-
 def plot_runs(reference: Run, killed: Run, resumed: Sequence[Run], path: Path) -> None:
-    """Draw all loss curves into one picture, and below it how far each is from the uninterrupted run."""
-    with mpl.rc_context(STYLE):
+    """Draw all loss curves into one picture, and below it how far each is from the undisturbed run."""
+    with mpl.rc_context(PLOT_STYLE):
         figure = Figure(figsize=(9.5, 6.6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         _draw_losses(above, reference, killed, resumed)
@@ -87,12 +90,13 @@ def _draw_losses(axes: Axes, reference: Run, killed: Run, resumed: Sequence[Run]
     end, start = killed.last_step, resumed[0].first_step
     axes.plot(end, killed.losses[end], marker="X", markersize=11, color=ACCENT, linestyle="none", zorder=30)
     axes.annotate(
-        f"SIGKILL in step {end + 1},\nin the middle of a save",
+        f"SIGKILL in step {end + 1},\nwhile step {killed.lost_step} is being saved",
         (end, killed.losses[end]),
-        xytext=(18, 62),
-        textcoords="offset points",
+        xytext=(end + 1, 0.52),
+        textcoords=("data", "axes fraction"),
         color=ACCENT,
-        arrowprops={"arrowstyle": "-", "color": ACCENT, "shrinkB": 6},
+        arrowprops={"arrowstyle": "-", "color": ACCENT, "relpos": (0, 0), "shrinkB": 6},
+        zorder=30,
     )
     axes.axvline(start, color="#8a90a0", linewidth=1, linestyle=(0, (4, 3)))
     axes.text(start - 0.5, axes.get_ylim()[0], f"last whole checkpoint: step {start}\n", ha="right", va="bottom")
@@ -113,7 +117,7 @@ def _draw_distances(axes: Axes, reference: Run, curves: Sequence[tuple[Run, tupl
     axes.set_ylabel("distance")
     axes.set_xlabel("step")
     axes.set_title(
-        "distance to the uninterrupted run; 0 is equal to the bit, 2.4e-7 is the last bit of a float32 between 2 and 4",
+        "distance to the undisturbed run; 0 is equal to the bit, 2.4e-7 is the last bit of a float32 between 2 and 4",
         loc="right",
         fontsize=9,
     )

@@ -86,6 +86,13 @@ class Run:
         return max(self.losses)
 
     @property
+    def lost_step(self) -> int:
+        """The step whose save was cut off by the kill."""
+        if self.wreck is None:
+            raise ValueError(f"the run '{self.plan.name}' was not killed")
+        return self.wreck.newest_step + SAVE_EVERY
+
+    @property
     def resumed(self) -> dict[str, Any] | None:
         """What its load reported: step; bytes needed, read and exchanged, over all ranks."""
         return next((event for event in self.events if event["event"] == "resumed"), None)
@@ -125,10 +132,9 @@ class Site:
             )
         if wreck is None:
             raise JobError("the job ended before one of its saves could be caught half done")
-        self.say(
-            f"{plan.name}, {plan.layout}: killed in the middle of the save of step {wreck.newest_step + SAVE_EVERY}"
-        )
-        return self._run(plan, wreck)
+        run = self._run(plan, wreck)
+        self.say(f"{plan.name}, {plan.layout}: killed in the middle of the save of step {run.lost_step}")
+        return run
 
     def say(self, what: str) -> None:
         """Print a line with the time since the start."""
@@ -144,8 +150,8 @@ class Site:
             "seed": plan.seed,
             "steps": NUM_STEPS,
             "save-every": plan.save_every,
-            "diary": self._path(plan, "diary.jsonl"),
-            "logits": self._path(plan, "logits.pt"),
+            "diary": self._folder(plan) / "diary.jsonl",
+            "logits": self._folder(plan) / "logits.pt",
         }
         if plan.resume is not None:
             settings["resume"] = plan.resume
@@ -153,15 +159,15 @@ class Site:
             script=Path(__file__).with_name("train.py"),
             arguments=tuple(f"--{name}={value}" for name, value in settings.items()),
             num_ranks=plan.num_ranks,
-            log_folder=self._path(plan, "").parent,
+            log_folder=self._folder(plan),
         )
 
-    def _path(self, plan: Plan, name: str) -> Path:
-        return self.folder / "runs" / plan.name.replace(" ", "-") / name
+    def _folder(self, plan: Plan) -> Path:
+        return self.folder / "runs" / plan.name.replace(" ", "-")
 
     def _run(self, plan: Plan, wreck: Wreck | None = None) -> Run:
-        events = read_diary(self._path(plan, "diary.jsonl"))
-        return Run(plan=plan, events=events, logits=self._path(plan, "logits.pt"), wreck=wreck)
+        events = read_diary(self._folder(plan) / "diary.jsonl")
+        return Run(plan=plan, events=events, logits=self._folder(plan) / "logits.pt", wreck=wreck)
 
     def _watch(self, plan: Plan, status: Status) -> None:
         losses = self._run(plan).losses

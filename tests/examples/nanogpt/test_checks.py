@@ -1,14 +1,26 @@
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from checks import check_killed, check_losses, check_state, check_steps, load_exported, stored_digests
+from checks import (
+    check_export,
+    check_killed,
+    check_losses,
+    check_state,
+    check_steps,
+    check_verify,
+    run_cli,
+    stored_digests,
+)
+from corpus import VOCAB_SIZE, Corpus, standard_library_text
 from interrupt import Wreck
-from runs import Plan, Run
-from safetensors.torch import save_file
-from train import digest_of
+from model import GPT, GPTConfig
+from runs import SIZE, Plan, Run
+from train import digest_of, probe
 
 import vescale_ckpt as vc
+from vescale_tools import cli
 
 
 def run(losses, *, digests=None, tp=1, wreck=None):
@@ -20,6 +32,18 @@ def run(losses, *, digests=None, tp=1, wreck=None):
 @pytest.fixture
 def store(request):
     return vc.open_store(f"memory://{request.node.name}")
+
+
+@pytest.fixture
+def _command_in_process(monkeypatch, capsys):
+    """Run the command without a process of its own, which would import torch anew."""
+
+    def run_in_process(*arguments):
+        code = cli.main(arguments)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, printed.out, printed.err)
+
+    monkeypatch.setattr("checks.run_cli", run_in_process)
 
 
 def test_digests_see_every_bit_and_the_shape():
@@ -68,7 +92,34 @@ def test_a_killed_save_must_be_absent_and_the_others_present(store):
     assert check_steps(store).passed
 
 
-def test_exported_weights_have_the_names_of_the_model(tmp_path):
-    save_file({"model.a": torch.ones(2), "optimizer.state.a.step": torch.ones(1)}, tmp_path / "1.safetensors")
-    save_file({"model.b": torch.zeros(2)}, tmp_path / "2.safetensors")
-    assert sorted(load_exported(tmp_path)) == ["a", "b"]
+@pytest.mark.usefixtures("_command_in_process")
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_exported_weights_must_be_those_in_the_store(tmp_path, noise):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig.of_size(SIZE, VOCAB_SIZE))
+    store = vc.open_store(tmp_path / "store")
+    vc.Checkpointer(store, "gpt").save(60, {"model": model})
+    logits = probe(model, Corpus(standard_library_text()))
+    torch.save(logits + noise, tmp_path / "logits.pt")
+    trained = Run(plan=Plan(name="x", seed=0), events=run({60: 2.0}).events, logits=tmp_path / "logits.pt")
+    same_as_store, same_as_ranks = check_export(store, trained, tmp_path / "export")
+    assert same_as_store.passed
+    assert same_as_ranks.passed == (noise == 0)
+
+
+@pytest.mark.usefixtures("_command_in_process")
+def test_a_damaged_store_is_told(tmp_path):
+    store = vc.open_store(tmp_path / "store")
+    vc.Checkpointer(store, "gpt").save(60, {"model": {"w": torch.ones(1000)}})
+    assert check_verify(store.url).passed
+    pack = next(path for path in (tmp_path / "store" / "packs").rglob("*") if path.is_file())
+    pack.unlink()
+    check = check_verify(store.url)
+    assert not check.passed
+    assert "exit code 3" in check.found
+
+
+def test_the_command_runs_in_a_process_of_its_own():
+    done = run_cli("--version")
+    assert done.returncode == 0
+    assert done.stdout
