@@ -26,6 +26,8 @@ class StoredGroup:
     index: int
     names: tuple[str, ...]
     options: Mapping[Key, Node]
+    left_out: Mapping[Key, Node]
+    """What is not set as an option: the names themselves."""
 
     @property
     def steps_on_device(self) -> bool:
@@ -44,11 +46,12 @@ class Matching:
 
 def parse_group(index: int, node: Node) -> StoredGroup | None:
     """Return a stored parameter group, None if its parameters have no names."""
-    items = dict(node.items) if isinstance(node, DictNode) else {}
+    items: dict[Key, Node] = dict(node.items) if isinstance(node, DictNode) else {}
     names = names_in(items.get("params"))
     if names is None:
         return None
-    return StoredGroup(index, names, {key: child for key, child in items.items() if key not in KEYS_LEFT_OUT})
+    left_out: dict[Key, Node] = {key: items.pop(key) for key in KEYS_LEFT_OUT if key in items}
+    return StoredGroup(index, names, items, left_out)
 
 
 def match_groups(stored: Sequence[StoredGroup], target: Sequence[Sequence[str] | None]) -> Matching:

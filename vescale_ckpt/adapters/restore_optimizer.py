@@ -86,10 +86,6 @@ class OptimizerRestorer:
         if not self._wanted(site):
             self._draft.taken.add_below(stored, node)
             return None
-        for index, group in enumerate(groups.items):
-            for key, child in group.items if isinstance(group, DictNode) else ():
-                if key in KEYS_LEFT_OUT:
-                    self._draft.taken.add_below((*stored, "param_groups", index, key), child)
         if not self._plan_site(site):
             self._draft.taken.add_below(stored, node)  # one reason is enough
         return None
@@ -137,18 +133,22 @@ class OptimizerRestorer:
         return found
 
     def _refuse_shared_names(self, site: _Site, parameters: Sequence[StoredParameter]) -> None:
-        seen: set[str] = set()
+        seen: dict[str, Path | None] = {}
         for parameter in parameters:
-            if parameter.name in seen:
+            # two parameters that were one when saved rightly have one state there
+            tied = parameter.root is not None and seen.get(parameter.name) == parameter.root
+            if parameter.name in seen and not tied:
                 self._draft.problems.append(
                     f"'{site.name()}': two parameters of the target's optimizer go by the name '{parameter.name}' in "
                     f"the snapshot; load the optimizers one by one, each with its own model"
                 )
-            seen.add(parameter.name)
+            seen[parameter.name] = parameter.root
 
     def _options(self, site: _Site, index: int, match: StoredGroup) -> None:
         group: dict[Any, Any] = site.optimizer.param_groups[index]
         made: dict[Key, Maker] = {}
+        for key, node in match.left_out.items():
+            self._draft.taken.add_below((*site.stored, "param_groups", match.index, key), node)
         for key, node in match.options.items():
             path = (*site.path, "param_groups", index, key)
             stored = (*site.stored, "param_groups", match.index, key)
@@ -246,9 +246,9 @@ class OptimizerRestorer:
         made = self._draft.allocate(
             place.stored,
             place.path,
-            key=(str(device), None if like is None else id(like)),
+            key=(str(device), id(tensor), counts_steps),
             make=lambda shape, dtype: _state_like(like, shape, dtype, device),
-            dtype=self._cast(record.dtype, parameter, place.path),
+            dtype=self._cast(record.dtype, parameter, place.path) if shape else None,  # scalars count and keep theirs
         )
         return lambda: made
 

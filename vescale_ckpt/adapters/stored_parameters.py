@@ -24,6 +24,8 @@ class StoredParameter:
     name: str
     others: tuple[str, ...]
     """Further names that the snapshot's optimizer has for it: it was not tied where it was saved."""
+    root: Path | None
+    """The stored tensor that the parameter itself is; equal for those that were tied when saved."""
     shape: tuple[int, ...] | None
     """Of the parameter itself in the snapshot; None where that does not hold it."""
     dtype: str | None
@@ -57,8 +59,10 @@ class StoredParameters:
         if not names:
             return None
         record = self._draft.find_record(places[names[0]])
-        shape = None if record is None else tuple(record.shape)
-        return StoredParameter(tensor, names[0], tuple(names[1:]), shape, None if record is None else record.dtype)
+        if record is None:
+            return StoredParameter(tensor, names[0], tuple(names[1:]), None, None, None)
+        root = self._draft.root(record.path)
+        return StoredParameter(tensor, names[0], tuple(names[1:]), root, tuple(record.shape), record.dtype)
 
     def _place(self, path: Path) -> Path:
         """Return the stored path of a path in the target."""

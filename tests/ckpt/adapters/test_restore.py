@@ -703,7 +703,7 @@ def test_what_runs_code_of_others_is_installed_last(memory):
     seen = []
 
     class Watches(Loader):
-        def load_state_dict(self, state):
+        def load_state_dict(self, state):  # noqa: ARG002
             seen.append((target["epoch"], target["optimizer"].param_groups[0]["lr"], target["model"].value))
 
     def make(epoch, lr):

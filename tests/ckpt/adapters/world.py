@@ -176,21 +176,16 @@ def check_pair(cls, source, target):
 
 
 def scenario_net():
-    layouts = [plain, ddp, fsdp, hsdp, tensor_parallel, fsdp_kept_gathered]
-    for source, target in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
-        if dist.get_world_size() == 2 and hsdp in (source, target):
-            continue
+    two = [(ddp, fsdp), (fsdp, plain), (plain, tensor_parallel)]
+    four = [(fsdp, tensor_parallel), (tensor_parallel, hsdp), (hsdp, fsdp_kept_gathered), (fsdp_kept_gathered, plain)]
+    for source, target in two if dist.get_world_size() == 2 else four:
         check_pair(Net, source, target)
-    check_pair(Net, fsdp, plain)
 
 
 def scenario_split():
     for source, target in [
-        (fsdp_on_tensor_parallel, plain),
         (fsdp_on_tensor_parallel, fsdp),
-        (tensor_parallel, fsdp_on_tensor_parallel),
         (hsdp, fsdp_on_tensor_parallel),
-        (fsdp_on_tensor_parallel, hsdp),
     ]:
         check_pair(Split, source, target)
 
