@@ -22,7 +22,7 @@ import fsspec.asyn
 
 from vescale_storage.backend import Backend, Capabilities, ObjectInfo, Payload
 from vescale_storage.backends.checks import check_key, check_prefix, check_range, past_end
-from vescale_storage.backends.fsspec_errors import translate
+from vescale_storage.backends.fsspec_errors import is_past_end, is_taken, translate
 from vescale_storage.backends.threads import Threads
 from vescale_storage.errors import (
     AlreadyExistsError,
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _NUM_THREADS: Final = 16
 _MAX_OBJECT_BYTES: Final = 5 * 2**40
 _IN_PROCESS: Final = frozenset({"memory"})
+_CLIENT_FIELDS: Final = ("_s3", "_session", "service_client")
+"""Where s3fs, gcsfs and http, and adlfs keep what they have opened; fsspec has no word for it."""
 _TIME_FIELDS: Final = ("mtime", "LastModified", "last_modified", "updated", "modified", "created", "creation_time")
 
 
@@ -87,16 +89,17 @@ class FsspecBackend(Backend):
         path = self._path(key)
         content = self._joined(key, payload)
         with self._translated("put", key):
+            if not self._creates:
+                if await self._exists(path):
+                    raise self._taken(key)
+                await self._pipe(path, content)
+                return
             try:
-                if self._creates:
-                    await self._pipe(path, content, mode="create")
-                    return
-                taken = await self._exists(path)
-            except FileExistsError as error:
-                raise self._taken(key) from error
-            if taken:
-                raise self._taken(key)
-            await self._pipe(path, content)
+                await self._pipe(path, content, mode="create")
+            except Exception as error:
+                if is_taken(error):
+                    raise self._taken(key) from error
+                raise
 
     async def get(self, key: str) -> bytes:
         """Return what ``cat_file`` does."""
@@ -109,7 +112,7 @@ class FsspecBackend(Backend):
         check_range(key, offset, url=self.url)
         path = self._path(key)
         with self._translated("get", key):
-            found = await self._call("cat_file", path, start=offset, end=offset + len(out)) if len(out) else b""
+            found = await self._cat_range(path, offset, len(out))
             if len(found) == len(out) > 0:
                 out[:] = found
                 return
@@ -146,8 +149,9 @@ class FsspecBackend(Backend):
                 return
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end, and close the connections of this loop's file system."""
         self._threads.close()
+        await self._filesystems.close_here()
 
     def _path(self, key: str) -> str:
         check_key(key, url=self.url)
@@ -182,6 +186,18 @@ class FsspecBackend(Backend):
         if filesystem.async_impl:
             return await getattr(filesystem, f"_{method}")(*args, **kwargs)
         return await self._threads.run(getattr(filesystem, method), *args, **kwargs)
+
+    async def _cat_range(self, path: str, offset: int, num_bytes: int) -> bytes:
+        """Return the range, or less where it leaves the object."""
+        if not num_bytes:
+            return b""
+        try:
+            found: bytes = await self._call("cat_file", path, start=offset, end=offset + num_bytes)
+        except Exception as error:
+            if is_past_end(error):
+                return b""
+            raise
+        return found
 
     async def _pipe(self, path: str, content: bytes, **mode: str) -> None:
         try:
@@ -272,20 +288,33 @@ class _Filesystems:
             self._by_loop[loop] = (os.getpid(), filesystem)
         return filesystem
 
+    async def close_here(self) -> None:
+        """Close the connections of the running loop, where the class has them in one of the usual places."""
+        pid, filesystem = self._by_loop.pop(asyncio.get_running_loop(), (0, None))
+        if pid != os.getpid():
+            return
+        for name in _CLIENT_FIELDS:
+            close = getattr(getattr(filesystem, name, None), "close", None)
+            if inspect.iscoroutinefunction(close):
+                await close()
+
     def _make(self) -> fsspec.AbstractFileSystem:
         scheme = self._url.partition("://")[0]
         try:
             kind = fsspec.get_filesystem_class(scheme)
-            extra = {"asynchronous": True} if kind.async_impl else {}
+        except ImportError as error:
+            raise ConfigError(f"cannot open {self._shown_url}: {error}") from error
+        except ValueError as error:
+            known = ", ".join(fsspec.available_protocols())
+            raise ConfigError(f"cannot open {self._shown_url}: unknown scheme {scheme!r}; known are {known}") from error
+        extra = {"asynchronous": True} if kind.async_impl else {}
+        try:
             options = {**kind._get_kwargs_from_urls(self._url), **self._options, **extra}  # noqa: SLF001 - as url_to_fs
             return kind(skip_instance_cache=True, **options)
         except ImportError as error:
             raise ConfigError(f"cannot open {self._shown_url}: {error}") from error
         except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"cannot open {self._shown_url} with these storage_options: {error}; "
-                f"known schemes are {', '.join(fsspec.available_protocols())}"
-            ) from error
+            raise ConfigError(f"cannot open {self._shown_url} with these storage_options: {error}") from error
 
 
 # Several in-process file systems look for the object and then write it, so creates of one path must not overlap.

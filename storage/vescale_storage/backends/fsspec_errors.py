@@ -26,12 +26,24 @@ _DENIED: Final = re.compile(
 )
 _THROTTLED: Final = re.compile(r"\b(429|503)\b|slow ?down|throttl|too many requests|rate.?limit", re.IGNORECASE)
 _PASSING: Final = re.compile(r"\b(500|502|504)\b|internal ?error|bad gateway|connection|temporar", re.IGNORECASE)
+_TAKEN: Final = re.compile(r"\b412\b|pre-?condition ?failed|already ?exists", re.IGNORECASE)
+_PAST_END: Final = re.compile(r"\b416\b|invalid ?range|range not satisfiable", re.IGNORECASE)
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DENIED_CODES: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _PASSING_CODES: Final = frozenset({
     None, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET,
     errno.EHOSTUNREACH, errno.EINTR, errno.ENETUNREACH, errno.EPIPE, errno.ESTALE,
 })  # fmt: skip
+
+
+def is_taken(error: Exception) -> bool:
+    """Return whether a create-only put was refused because an object is there."""
+    return isinstance(error, FileExistsError) or _TAKEN.search(_said(error)) is not None
+
+
+def is_past_end(error: Exception) -> bool:
+    """Return whether a range was refused because it begins behind the object's last byte."""
+    return _PAST_END.search(_said(error)) is not None
 
 
 def translate(error: Exception, action: str, key: str, *, url: str) -> VeScaleError:
@@ -45,7 +57,7 @@ def translate(error: Exception, action: str, key: str, *, url: str) -> VeScaleEr
 
 def _storage_error(error: Exception, message: str, key: str) -> StorageError:
     # Only what the library says: keys may hold any number.
-    said = f"{_status(error)} {error}".replace(key, "")
+    said = _said(error).replace(key, "")
     code = error.errno if isinstance(error, OSError) else None
     found: StorageError
     if isinstance(error, TimeoutError | asyncio.TimeoutError) or code == errno.ETIMEDOUT:
@@ -63,7 +75,16 @@ def _storage_error(error: Exception, message: str, key: str) -> StorageError:
     return found
 
 
-def _status(error: Exception) -> str:
+def _said(error: BaseException | None) -> str:
+    """Return what the error says, and what the errors behind it say: file systems wrap those of client libraries."""
+    said = []
+    while error is not None:
+        said += [_status(error), str(error)]
+        error = error.__cause__
+    return " ".join(said)
+
+
+def _status(error: BaseException) -> str:
     """Return the HTTP status that many client libraries keep on their errors."""
     for name in ("status", "status_code", "code"):
         found = getattr(error, name, None)
