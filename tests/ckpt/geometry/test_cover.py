@@ -130,11 +130,11 @@ def _flat_ranges_of_100_000() -> tuple[tuple[int, ...], list[Box]]:
 def test_a_hundred_thousand_boxes_take_seconds(make) -> None:
     shape, boxes = make()
     assert len(boxes) > 90_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert check_cover(shape, boxes).ok
     lost = boxes.pop(50_000)
     report = check_cover(shape, boxes)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
     assert sum(box.volume for box in report.missing) == lost.volume
     assert all(lost.contains(box) for box in report.missing)
     assert not report.overlaps

@@ -149,9 +149,9 @@ def test_a_million_rows_take_seconds() -> None:
     rows = np.arange(len(tiles))
     boxes = np.concatenate([offsets, sizes], axis=1).astype(np.uint64)
     assert len(rows) == 1 << 20
-    start = time.perf_counter()
+    start = time.process_time()
     assert check_tile_cover_columns(grid.shape, grid.tile, tiles, rows, boxes).ok
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     boxes[12_345, 2] = 15
     report = check_tile_cover_columns(grid.shape, grid.tile, tiles, rows, boxes)
     assert [box.volume for box in report.missing] == [128]

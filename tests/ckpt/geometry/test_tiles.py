@@ -138,10 +138,10 @@ def test_0d_and_empty_tensors() -> None:
 
 def test_cutting_touches_only_the_tiles_of_the_box() -> None:
     grid = TileGrid((1 << 30, 1 << 30), (16, 16))
-    start = time.perf_counter()
+    start = time.process_time()
     parts = list(grid.cut(Box(((1 << 29) + 5, 3), (32, 20))))
     columns = grid.cut_columns(Box(((1 << 29) + 5, 3), (32, 20)))
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert [i for i, _ in parts] == columns.indexes.tolist()
     assert len(parts) == 6
 
