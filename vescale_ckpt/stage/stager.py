@@ -103,6 +103,7 @@ class Stager:
                 size = view.numel() * view.element_size()
                 if slab is None or start + size > slab.buffer.numel():
                     self._finish(slab, ready, hand_over)
+                    slab = None  # where the wait for the next one fails, this one must not be finished twice
                     slab, start = self._slab(size, on_wait), 0
                 target = shaped(slab.buffer, start, view.dtype, part.box.shape)
                 target.copy_(as_integers(view), non_blocking=view.device.type == "cuda")
