@@ -15,6 +15,7 @@ import numpy as np
 from vescale_ckpt.errors import CorruptionError, FormatError, InvalidInputError
 from vescale_ckpt.format.checks import check_partial_rows, check_stored, internal
 from vescale_ckpt.format.chunk_columns import check_columns, decode_columns, encode_columns
+from vescale_ckpt.format.collector import paused_collector
 from vescale_ckpt.format.document import Section, decode_document, encode_document
 from vescale_ckpt.format.json_text import check_json, decode_json, encode_json, take
 from vescale_ckpt.format.kinds import FragmentKind
@@ -25,7 +26,7 @@ from vescale_ckpt.format.tree_codec import MAX_RANK, decode_tree, encode_tree, t
 from vescale_storage.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -154,6 +155,17 @@ def encode_fragment(fragment: Fragment) -> bytes:
     )
 
 
+def decode_fragments(contents: Iterable[Buffer]) -> list[Fragment]:
+    """Return the fragments of all ranks; those with equal trees share one object, which is decoded and merged once.
+
+    Raises:
+        FormatError: as ``decode_fragment``.
+    """
+    trees: dict[bytes, Node] = {}
+    with paused_collector():
+        return [_decode(data, trees) for data in contents]
+
+
 def decode_fragment(data: Buffer) -> Fragment:
     """Return the fragment of some bytes; its columns are read-only views of them.
 
@@ -162,6 +174,11 @@ def decode_fragment(data: Buffer) -> Fragment:
         FormatError: it is no fragment.
         CorruptionError: it is one, and contradicts itself.
     """
+    return _decode(data, {})
+
+
+def _decode(data: Buffer, trees: dict[bytes, Node]) -> Fragment:
+    """Return a fragment; ``trees`` are those decoded so far, by their bytes."""
     document = decode_document(data, magic=MAGIC, version=FORMAT_VERSION, what=WHAT, known=frozenset(FragmentKind))
     head = decode_json(document.section(FragmentKind.HEAD), f"{WHAT}'s head", floats=True)
     packs = decode_packs(document, FragmentKind.PACK_NAME, FragmentKind.PACK_SIZE)
@@ -175,11 +192,10 @@ def decode_fragment(data: Buffer) -> Fragment:
     digests = document.column(FragmentKind.REPLICA_DIGEST, np.uint8, DIGEST_BYTES)
     if len(replicas) != len(digests) or len(set(replicas)) != len(replicas):
         raise CorruptionError(f"cannot use the {WHAT}: {len(digests)} digests of {len(replicas)} replicas")
-    tree = document.sections.get(FragmentKind.TREE)
     fragment = Fragment(
         rank=take(head, "rank", int, WHAT),
         plan_key=_plan_key(take(head, "plan_key", str, WHAT)),
-        tree=None if tree is None else decode_tree(tree),
+        tree=_tree(document.sections.get(FragmentKind.TREE), trees),
         per_rank=_per_rank(decode_json(document.section(FragmentKind.PER_RANK), WHAT, floats=False)),
         chunks=chunks,
         packs=packs,
@@ -215,6 +231,15 @@ def _check_chunks(chunks: FragmentChunks, packs: Sequence[PackRecord]) -> None:
         raise CorruptionError(f"cannot use the {WHAT}: its columns of chunks or of parts have different lengths")
     check_partial_rows(chunks.partial_row, len(chunks), WHAT)
     check_stored(chunks.pack, chunks.offset, chunks.length, chunks.codec, pack_sizes=pack_sizes(packs), what=WHAT)
+
+
+def _tree(section: memoryview | None, trees: dict[bytes, Node]) -> Node | None:
+    if section is None:
+        return None
+    data = bytes(section)
+    if data not in trees:
+        trees[data] = decode_tree(data)
+    return trees[data]
 
 
 def _plan_key(text: str) -> bytes:

@@ -9,7 +9,14 @@ import pytest
 
 from vescale_ckpt.errors import FormatError, InternalError, InvalidInputError, UnsupportedVersionError
 from vescale_ckpt.format.document import Section, decode_document, encode_document
-from vescale_ckpt.format.fragment import MAGIC, Fragment, FragmentChunks, decode_fragment, encode_fragment
+from vescale_ckpt.format.fragment import (
+    MAGIC,
+    Fragment,
+    FragmentChunks,
+    decode_fragment,
+    decode_fragments,
+    encode_fragment,
+)
 from vescale_ckpt.format.kinds import FragmentKind
 from vescale_ckpt.format.manifest import decode_manifest
 from vescale_ckpt.format.records import FORMAT_VERSION, PackRecord
@@ -69,6 +76,17 @@ def test_a_rank_that_wrote_nothing():
     assert decode_fragment(encode_fragment(fragment)) == fragment
     assert fragment.tree is None
     assert len(fragment.chunks) == 0
+
+
+def test_ranks_with_equal_trees_share_one(fragment):
+    other = dataclasses.replace(fragment, rank=4, tree=DictNode((("a", T),)))
+    wanted = [fragment, dataclasses.replace(fragment, rank=5), other, dataclasses.replace(fragment, tree=None)]
+    back = decode_fragments([encode_fragment(each) for each in wanted])
+    assert back == wanted
+    assert back[0].tree is back[1].tree
+    assert back[0].tree is not back[2].tree
+    with pytest.raises(FormatError):
+        decode_fragments([encode_fragment(fragment), b"x"])
 
 
 def test_a_fragment_is_no_manifest(fragment):
