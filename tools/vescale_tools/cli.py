@@ -76,11 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no error
     try:
-        args = build_parser(command).parse_args(arguments)
-        code = int(_module(args.command).run(args))
+        code = _run(arguments, command)
         sys.stdout.flush()
-    except SystemExit as end:  # --help and --version have printed what was asked for
-        return int(end.code or 0)
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -91,6 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.fail(error)
         return exit_code_of(error)
     return code
+
+
+def _run(arguments: Sequence[str], command: str | None) -> int:
+    try:
+        args = build_parser(command).parse_args(arguments)
+    except SystemExit as end:  # --help and --version have printed what was asked for
+        return int(end.code or 0)
+    return int(_module(args.command).run(args))
 
 
 if __name__ == "__main__":

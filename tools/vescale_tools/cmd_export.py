@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -90,7 +91,9 @@ def _print(output: Output, plan: ExportPlan, target: ExportTarget, report: Expor
     if target.removed:
         output.line(f"{'would replace' if report is None else 'replaced'}: {', '.join(target.removed)}")
     _list(output, "tied, stored once", [f"{name} = {stored}" for name, stored in plan.ties.items()])
-    _list(output, "cast", [f"{t.name}: {_name(t.stored)} -> {_name(t.dtype)}" for t in plan.casts])
+    casts = collections.Counter((_name(tensor.stored), _name(tensor.dtype)) for tensor in plan.casts)
+    for (stored, dtype), number in casts.items():
+        output.line(f"cast: {count(number, 'tensor')} {stored} -> {dtype}")
     _list(output, "left out", [f"{name}: {why}" for name, why in plan.left_out])
     for name, number in ({} if report is None else report.overflowed).items():
         output.warn(f"{name}: {count(number, 'finite value')} became infinite in the cast")

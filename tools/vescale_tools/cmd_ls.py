@@ -43,7 +43,7 @@ def _list_runs(store: Store, output: Output) -> int:
         [run["run"], str(run["snapshots"]), str(run["newest_step"]), _time_of(run["created_seconds"])] for run in runs
     ]
     if rows:
-        output.table(("run", "snapshots", "newest", "created (UTC)"), rows, right=("snapshots", "newest"))
+        output.table(("run", "snapshots", "newest step", "created (UTC)"), rows, right=("snapshots", "newest step"))
     else:
         output.line(f"{store.url} is a store without any run")
     output.emit({"url": store.url, "runs": runs})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from vescale_ckpt.errors import NotFoundError
@@ -75,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _summary(snapshot: Snapshot, total: Totals, *, num_values: int) -> Iterator[str]:
     manifest = snapshot.manifest
-    metadata = f", metadata {shorten(str(dict(manifest.metadata)), 200)}" if manifest.metadata else ""
+    text = json.dumps(manifest.metadata, ensure_ascii=False)
+    metadata = f", metadata {textwrap.shorten(text, 200, placeholder=' ...')}" if manifest.metadata else ""
     yield (
         f"{snapshot.name} version {snapshot.ref.version}, {format_time(manifest.created_seconds)} UTC, saved by "
         f"{count(manifest.world_size, 'rank')}{metadata}"
