@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from vescale_storage.backend import Backend
@@ -176,8 +177,13 @@ class BackendConformance:
         """Reading what is not there is an error of its own, under a folder that is there as well."""
         await backend.put("folder/object", [b"x"])
         for key in ("absent", "folder/absent", "folder", "fold", "absent/folder/object"):
-            for attempt in (backend.get(key), backend.head(key), read(backend, key, 0, 1), read(backend, key, 0, 0)):
-                error = await refused(ObjectNotFoundError, attempt)
+            for attempt in (
+                partial(backend.get, key),
+                partial(backend.head, key),
+                partial(read, backend, key, 0, 1),
+                partial(read, backend, key, 0, 0),
+            ):
+                error = await refused(ObjectNotFoundError, attempt())
                 true(isinstance(error, FileNotFoundError), "the error is a FileNotFoundError, too")
                 equal(error.context.get("key"), key, "key in the error's context")
 
@@ -309,14 +315,14 @@ class BackendConformance:
         await backend.put("a", [b"x"])
         for key in _BAD_KEYS:
             for attempt in (
-                backend.put(key, [b"x"]),
-                backend.put_if_absent(key, [b"x"]),
-                backend.get(key),
-                read(backend, key, 0, 1),
-                backend.head(key),
-                backend.delete(key),
+                partial(backend.put, key, [b"x"]),
+                partial(backend.put_if_absent, key, [b"x"]),
+                partial(backend.get, key),
+                partial(read, backend, key, 0, 1),
+                partial(backend.head, key),
+                partial(backend.delete, key),
             ):
-                await refused(InvalidInputError, attempt)
+                await refused(InvalidInputError, attempt())
         equal(await keys_of(backend, ""), ["a"], "keys")
 
     @on_fresh_backend

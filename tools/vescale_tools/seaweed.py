@@ -124,10 +124,11 @@ class SeaweedServer:
                 self.kill()
                 raise
             except StorageError:
-                # Between finding a free port and using it, another process may have taken it.
+                # A free port may have been taken before it was used, or be held a moment longer by the server killed.
                 self.kill()
-                if fixed_ports or attempt == _MAX_STARTS:
+                if attempt == _MAX_STARTS:
                     raise
+                time.sleep(0.5)
             else:
                 return self
         raise StateError("cannot start SeaweedFS: every attempt ended")
