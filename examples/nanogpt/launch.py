@@ -38,6 +38,8 @@ class Command:
     arguments: tuple[str, ...]
     num_ranks: int
     log_folder: Path
+    timeout_seconds: float
+    """How long it may take; then all ranks are killed."""
 
 
 class Job:
@@ -47,6 +49,7 @@ class Job:
         self._command = command
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._guard: subprocess.Popen[bytes] | None = None
+        self._deadline = time.monotonic() + command.timeout_seconds
 
     def __enter__(self) -> Self:
         self._command.log_folder.mkdir(parents=True, exist_ok=True)
@@ -65,17 +68,13 @@ class Job:
     ) -> None:
         self.kill()
 
-    def wait(self, timeout_seconds: float, watch: Callable[[], None] = lambda: None) -> None:
+    def wait(self, watch: Callable[[], None] = lambda: None) -> None:
         """Return when all ranks have ended well; ``watch`` is called now and then meanwhile.
 
         Raises:
             JobError: a rank failed, or time is up. The other ranks are killed.
         """
-        deadline = time.monotonic() + timeout_seconds
         while self.is_running():
-            if time.monotonic() > deadline:
-                self.kill()
-                raise JobError(f"not done after {timeout_seconds:.0f} s\n{self._log_tail(0)}")
             watch()
             time.sleep(POLL_SECONDS)
 
@@ -83,13 +82,16 @@ class Job:
         """Return whether any rank still runs.
 
         Raises:
-            JobError: a rank failed. The other ranks are killed.
+            JobError: a rank failed, or time is up. The other ranks are killed.
         """
         codes = [rank.poll() for rank in self._ranks]
         failed = [number for number, code in enumerate(codes) if code]
         if failed:
             self.kill()
             raise JobError(f"rank {failed[0]} ended with code {codes[failed[0]]}\n{self._log_tail(failed[0])}")
+        if None in codes and time.monotonic() > self._deadline:
+            self.kill()
+            raise JobError(f"not done after {self._command.timeout_seconds:g} s\n{self._log_tail(0)}")
         return None in codes
 
     def freeze(self) -> None:

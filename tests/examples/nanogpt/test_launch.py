@@ -14,10 +14,16 @@ WAIT = "import pathlib, sys, time, os; pathlib.Path(sys.argv[1], os.environ['RAN
 
 @pytest.fixture
 def command(tmp_path):
-    def make(code, num_ranks=2):
+    def make(code, timeout_seconds=20.0):
         script = tmp_path / "script.py"
         script.write_text(code)
-        return Command(script=script, arguments=(str(tmp_path),), num_ranks=num_ranks, log_folder=tmp_path / "logs")
+        return Command(
+            script=script,
+            arguments=(str(tmp_path),),
+            num_ranks=2,
+            log_folder=tmp_path / "logs",
+            timeout_seconds=timeout_seconds,
+        )
 
     return make
 
@@ -34,7 +40,7 @@ def test_ranks_get_what_torchrun_would_give_them(command, tmp_path):
     with Job(
         command(f"import os; print(*(os.environ[n] for n in {names}), 0 < int(os.environ['MASTER_PORT']))")
     ) as job:
-        job.wait(20)
+        job.wait()
     assert (tmp_path / "logs" / "rank-0.log").read_text().split() == ["0", "0", "2", "127.0.0.1", "True"]
     assert (tmp_path / "logs" / "rank-1.log").read_text().split() == ["1", "1", "2", "127.0.0.1", "True"]
 
@@ -42,13 +48,13 @@ def test_ranks_get_what_torchrun_would_give_them(command, tmp_path):
 def test_a_failed_rank_ends_the_job_and_shows_its_log(command):
     code = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no such luck')\ntime.sleep(60)"
     with Job(command(code)) as job, pytest.raises(JobError, match=r"(?s)rank 1 ended with code 1.*no such luck"):
-        job.wait(20)
+        job.wait()
     assert all(rank.returncode is not None for rank in job._ranks)
 
 
 def test_a_job_that_takes_too_long_is_killed(command):
-    with Job(command(WAIT)) as job, pytest.raises(JobError, match="not done after 0 s"):
-        job.wait(0.2)
+    with Job(command(WAIT, timeout_seconds=0.2)) as job, pytest.raises(JobError, match=r"not done after 0\.2 s"):
+        job.wait()
     assert all(rank.returncode == -signal.SIGKILL for rank in job._ranks)
 
 
@@ -79,7 +85,7 @@ sys.path.insert(0, {str(Path(sys.modules["launch"].__file__).parent)!r})
 from pathlib import Path
 from launch import Command, Job
 with Job(Command(script=Path({str(job.script)!r}), arguments=({str(tmp_path)!r},), num_ranks=2,
-                 log_folder=Path({str(tmp_path / "logs")!r}))) as job:
+                 log_folder=Path({str(tmp_path / "logs")!r}), timeout_seconds=60)) as job:
     print(*(rank.pid for rank in job._ranks), flush=True)
     time.sleep(60)
 """
