@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 _NUM_THREADS: Final = 16
+_INLINE_BYTES: Final = 2**20
+"""A larger copy is made on a thread, so that it does not hold the event loop."""
 _MAX_OBJECT_BYTES: Final = 5 * 2**40
 _IN_PROCESS: Final = frozenset({"memory"})
 _CLIENT_FIELDS: Final = ("_s3", "_session", "service_client")
@@ -82,12 +84,12 @@ class FsspecBackend(Backend):
         """Write the joined payload with ``pipe_file``."""
         path = self._path(key)
         with self._translated("put", key):
-            await self._pipe(path, self._joined(key, payload))
+            await self._pipe(path, await self._joined(key, payload))
 
     async def put_if_absent(self, key: str, payload: Payload) -> None:
         """Write with ``pipe_file(mode="create")``, or where there is no such mode look first and write then."""
         path = self._path(key)
-        content = self._joined(key, payload)
+        content = await self._joined(key, payload)
         with self._translated("put", key):
             if not self._creates:
                 if await self._exists(path):
@@ -157,14 +159,16 @@ class FsspecBackend(Backend):
         check_key(key, url=self.url)
         return f"{self._root}/{key}"
 
-    def _joined(self, key: str, payload: Payload) -> bytes:
+    async def _joined(self, key: str, payload: Payload) -> bytes:
         num_bytes = payload_bytes(payload)
         if num_bytes > _MAX_OBJECT_BYTES:
             raise InvalidInputError(
                 f"cannot put {key!r} in {self.url}: {num_bytes} bytes are more than {_MAX_OBJECT_BYTES}", key=key
             )
         # A copy of its own: some file systems keep what they are given, and the caller's buffers are used again.
-        return b"".join(payload)
+        if num_bytes <= _INLINE_BYTES:
+            return b"".join(payload)
+        return await self._threads.run(b"".join, payload)
 
     def _taken(self, key: str) -> AlreadyExistsError:
         return AlreadyExistsError(f"cannot create {key!r} in {self.url}: an object is there", key=key)
@@ -282,8 +286,9 @@ class _Filesystems:
         loop = asyncio.get_running_loop()
         pid, filesystem = self._by_loop.get(loop, (0, None))
         if pid != os.getpid():
-            for other in [other for other in self._by_loop if other.is_closed()]:
-                del self._by_loop[other]
+            for other in tuple(self._by_loop):
+                if other.is_closed():
+                    self._by_loop.pop(other, None)
             filesystem = self._make()
             self._by_loop[loop] = (os.getpid(), filesystem)
         return filesystem

@@ -104,8 +104,9 @@ class S3Client:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.pid != os.getpid():
-            for other in [other for other in self._sessions if other.is_closed()]:
-                del self._sessions[other]
+            for other in tuple(self._sessions):
+                if other.is_closed():
+                    self._sessions.pop(other, None)
             session = _Session(loop, self.url, self._options)
             self._sessions[loop] = session
         return session

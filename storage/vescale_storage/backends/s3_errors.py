@@ -137,7 +137,8 @@ def _by_code(said: str, message: str, key: str) -> StorageError | None:
     found: StorageError | None = None
     if said in _DENIED:
         hint = "check that the credentials are valid, not expired, and allowed to do this"
-        found = AccessDeniedError(f"{message}; {hint}", key=key)
+        also = "without s3:ListBucket, S3 says the same of an object that is not there"
+        found = AccessDeniedError(f"{message}; {hint} ({also})", key=key)
     elif said in _THROTTLED:
         found = ThrottledError(message, retryable=True, key=key)
     elif said in _TIMEOUT:
