@@ -28,6 +28,8 @@ from vescale_ckpt.layout.placement import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -89,6 +91,14 @@ class Span:
     def view_stop(self) -> int:
         """First element past the array of ``view_shape``."""
         return self.view_start + math.prod(self.view_shape)
+
+    def view_of(self, local: torch.Tensor) -> torch.Tensor:
+        """Return the part of a local tensor that holds the box, as a view of the same memory."""
+        if tuple(local.shape) != self.view_shape:
+            local = local.view(-1)[self.view_start : self.view_stop].view(self.view_shape)
+        if self.local.shape == tuple(local.shape):
+            return local
+        return local[self.local.slices]
 
 
 def spans(layout: Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[Span, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vescale_ckpt.errors import LayoutError
 from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.layout.layout import Layout, local_shape, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,31 @@ class ShardedView:
                     f"sharded view of shape {self.global_shape}: pieces at {one.offset} of shape {one.shape} and at "
                     f"{other.offset} of shape {other.shape} overlap; pass each element once"
                 )
+
+    @classmethod
+    def laid_out(
+        cls, local: torch.Tensor, global_shape: Sequence[int], layout: Layout, coordinate: Sequence[int]
+    ) -> ShardedView:
+        """Return the view of a local tensor that a layout describes: interleaved, flat, ragged, or any nesting.
+
+        Args:
+            local: this rank's memory, contiguous where the layout flattens; padding left off.
+            global_shape: of the whole tensor.
+            layout: mesh and placements (``vescale_ckpt.layout``).
+            coordinate: this rank's, per mesh axis.
+
+        Raises:
+            LayoutError: the local tensor has not the shape that the layout gives it here.
+        """
+        shape, at = tuple(global_shape), tuple(coordinate)
+        expected = local_shape(layout, shape, at)
+        if tuple(local.shape) != expected:
+            raise LayoutError(
+                f"shape {shape} laid out by {layout.placements} on mesh {layout.mesh_shape} gives coordinate {at} a "
+                f"local tensor of shape {expected}, but it holds {tuple(local.shape)}"
+            )
+        pieces = [(span.box.offset, span.view_of(local)) for span in spans(layout, shape, at)]
+        return cls(shape, local.dtype, pieces)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
