@@ -14,13 +14,10 @@ import contextlib
 import itertools
 import os
 import random
-import signal
 import time
-import traceback
-import warnings
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from vescale_storage.backend import Backend
 from vescale_storage.errors import (
@@ -28,10 +25,11 @@ from vescale_storage.errors import (
     CorruptionError,
     InvalidInputError,
     ObjectNotFoundError,
-    VeScaleError,
 )
+from vescale_storage.testing_support import equal, fork_and_wait, keys_of, pattern, read, refused, true
 
-ErrorT = TypeVar("ErrorT", bound=VeScaleError)
+__all__ = ["BackendConformance", "equal", "keys_of", "on_fresh_backend", "read", "refused", "true"]
+
 Check = Callable[["BackendConformance", Backend], Awaitable[None]]
 
 _BAD_KEYS: Final = ("", "/a", "a/", "a//b", ".", "a/.", "../a", "a/../b", "a\nb", "a\x00b", "a" * 2000)
@@ -44,7 +42,6 @@ _ODD_KEYS: Final = (
     "runs/%2A%3F%23",
     "runs/A.b_c-d",
 )
-_CHILD_SECONDS: Final = 60.0
 _RACERS: Final = 16
 
 
@@ -119,7 +116,7 @@ class BackendConformance:
     async def test_keeps_no_reference_to_buffers(self, backend: Backend) -> None:
         """The caller may change its buffers as soon as a put has returned."""
         for num_bytes in (10, 300_000, 3 * 2**20, self.large_bytes):
-            buffer = bytearray(_pattern(num_bytes, seed=num_bytes))
+            buffer = bytearray(pattern(num_bytes, seed=num_bytes))
             wanted = bytes(buffer)
             half = num_bytes // 2
             await backend.put("put", [memoryview(buffer)[:half], memoryview(buffer)[half:]])
@@ -133,7 +130,7 @@ class BackendConformance:
     @on_fresh_backend
     async def test_large_object(self, backend: Backend) -> None:
         """An object that is cut on its way comes back whole, and can be read across the cuts."""
-        wanted = _pattern(self.large_bytes, seed=1)
+        wanted = pattern(self.large_bytes, seed=1)
         cuts = [0, 1, 5 * 2**20 - 3, 5 * 2**20 + 7, len(wanted)]
         await backend.put_if_absent(
             "large", [memoryview(wanted)[start:stop] for start, stop in itertools.pairwise(cuts)]
@@ -381,7 +378,7 @@ class BackendConformance:
     @on_fresh_backend
     async def test_cancelled_get_lets_go_of_the_buffer(self, backend: Backend) -> None:
         """After a cancelled read has ended, nothing writes into its buffer."""
-        await backend.put("k", [_pattern(self.large_bytes, seed=2)])
+        await backend.put("k", [pattern(self.large_bytes, seed=2)])
         out = bytearray(self.large_bytes)
         for delay_seconds in (0.0, 0.0005, 0.005):
             task = asyncio.ensure_future(backend.get_into("k", 0, memoryview(out)))
@@ -396,7 +393,7 @@ class BackendConformance:
     @on_fresh_backend
     async def test_cancelled_put_is_whole_or_absent(self, backend: Backend) -> None:
         """A put that was cut short leaves the old object or the new one, and the key usable."""
-        old, new = b"old", _pattern(self.large_bytes, seed=3)
+        old, new = b"old", pattern(self.large_bytes, seed=3)
         await backend.put("k", [old])
         for delay_seconds in (0.0, 0.001, 0.01):
             task = asyncio.ensure_future(backend.put("k", [new]))
@@ -431,7 +428,7 @@ class BackendConformance:
         async def parent() -> None:
             try:
                 await backend.put("from-parent", [b"parent"])
-                exit_code = await asyncio.to_thread(_fork_and_wait, child)
+                exit_code = await asyncio.to_thread(fork_and_wait, child)
                 equal(exit_code, 0, "exit code of the child")
                 equal(await backend.get("from-parent"), b"parent", "content that the parent sees")
                 if backend.capabilities.shared:
@@ -461,78 +458,3 @@ class BackendConformance:
         true(min(capabilities.put_concurrency, capabilities.get_concurrency) >= 1, "concurrency is at least 1")
         true(capabilities.max_object_bytes >= 2**32, "an object may have 4 GiB")
         true(bool(backend.url), "the back end says where it is")
-
-
-# Helpers, for suites that extend this one as well
-
-
-def equal(found: object, wanted: object, what: str) -> None:
-    """Raise AssertionError unless both are equal; long values are shortened in the message."""
-    if found != wanted:
-        raise AssertionError(f"{what}: found {_short(found)}, expected {_short(wanted)}")
-
-
-def true(found: bool, what: str) -> None:
-    """Raise AssertionError unless the condition holds."""
-    if not found:
-        raise AssertionError(f"does not hold: {what}")
-
-
-async def refused(kind: type[ErrorT], attempt: Awaitable[Any]) -> ErrorT:
-    """Return the error of this kind that the attempt raises; any other outcome is an AssertionError."""
-    try:
-        outcome = await attempt
-    except kind as error:
-        return error
-    raise AssertionError(f"expected {kind.__name__}, but the call returned {_short(outcome)}")
-
-
-async def read(backend: Backend, key: str, offset: int, num_bytes: int) -> bytes:
-    """Return a range as bytes."""
-    out = bytearray(num_bytes)
-    await backend.get_into(key, offset, memoryview(out))
-    return bytes(out)
-
-
-async def keys_of(backend: Backend, prefix: str) -> list[str]:
-    """Return the keys of a listing, in its order."""
-    return [info.key async for info in backend.list(prefix)]
-
-
-def _pattern(num_bytes: int, *, seed: int) -> bytes:
-    return random.Random(seed).randbytes(num_bytes)  # noqa: S311 - test data
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    limit = 300
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
-
-
-def _fork_and_wait(child: Callable[[], Awaitable[None]]) -> int:
-    """Return the exit code of a forked process that runs the coroutine; a child that hangs is killed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that forking a process with threads is risky is the point
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            asyncio.run(_run(child))
-            code = 0
-        except BaseException:  # noqa: BLE001 - the child must not run the parent's code
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + _CHILD_SECONDS
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    raise AssertionError(f"the forked child hung for {_CHILD_SECONDS} s")
-
-
-async def _run(function: Callable[[], Awaitable[None]]) -> None:
-    await function()
