@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from vescale_ckpt.errors import InvalidInputError, NotFoundError
+from vescale_ckpt.errors import InternalError, InvalidInputError, NotFoundError
 from vescale_ckpt.format.chunk_columns import check_columns
 from vescale_ckpt.geometry.tiles import TileGrid
 from vescale_ckpt.state.tree import fqn
@@ -75,6 +75,8 @@ class ChunkTable:
 
     def __post_init__(self) -> None:
         check_columns(self)
+        if self.first.dtype != np.uint64 or self.partial_start.dtype != np.int64:
+            raise InternalError(f"first is of {self.first.dtype}, partial_start of {self.partial_start.dtype}")
 
     @classmethod
     def empty(cls, num_tensors: int) -> ChunkTable:

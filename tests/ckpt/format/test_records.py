@@ -92,6 +92,9 @@ def test_columns_of_other_types_or_lengths_are_our_bug(manifest):
     ]:
         with pytest.raises(InternalError, match=f"column {name}"):
             dataclasses.replace(chunks, **{name: wrong})
+    for name in ("first", "partial_start"):
+        with pytest.raises(InternalError, match=name):
+            dataclasses.replace(chunks, **{name: getattr(chunks, name).astype(np.int32)})
 
 
 def test_an_empty_table():
