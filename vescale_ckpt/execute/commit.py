@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, VeScaleError
+from vescale_ckpt.errors import ConflictError, CorruptionError, ObjectNotFoundError, VeScaleError
 from vescale_ckpt.execute.manifests import store_manifest
 from vescale_ckpt.format.assemble import assemble, check_agreement
 from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragment, encode_fragment
@@ -22,6 +22,8 @@ from vescale_ckpt.format.records import Manifest
 from vescale_ckpt.plan.load_plan import prove_cover
 from vescale_ckpt.state.merge import fill_per_rank, merge_trees
 from vescale_storage import loop
+from vescale_storage.collect.gc_objects import MarkReader
+from vescale_storage.collect.marks import refused
 from vescale_storage.keys import pack_key
 from vescale_storage.parallel import map_bounded
 from vescale_storage.refs import create_ref
@@ -53,6 +55,10 @@ class Meeting:
     rank: int
     world_size: int
     deadline_seconds: float
+    began: float = field(default_factory=time.monotonic)
+    """``time.monotonic`` of when the save began, on whichever rank commits: before any rank looked at the marks."""
+    marks: MarkReader | None = None
+    """Reads what collections are going to delete; kept from save to save, it reads each mark once."""
 
     @property
     def is_coordinator(self) -> bool:
@@ -104,6 +110,7 @@ def commit(
         RankFailureError: another rank failed or never reported; names it.
         MismatchError: ranks disagree on replicated state.
         CorruptionError: a pack that the snapshot needs is not there whole.
+        ConflictError: the save took too long beside a collection.
         StorageError: the storage failed.
     """
     fragment = fragment_of(meeting.rank, meeting.plan_key, written, tree, per_rank)
@@ -141,6 +148,7 @@ def conclude(
     Raises:
         MismatchError: the ranks' trees cannot be merged.
         CorruptionError: an element is not written exactly once, or a pack is not there whole.
+        ConflictError: the save took so long that a collection may be about to delete what it refers to.
         StorageError: the storage failed.
     """
     chunks, packs = assemble(fragments, tensors)
@@ -164,6 +172,7 @@ def conclude(
             prove_cover(manifest, tensor)
     _prove_packs(meeting, manifest, fragments)
     name = store_manifest(meeting.backend, manifest)
+    _refuse_marked(meeting, manifest)
     ref = loop.run(
         create_ref(
             meeting.backend,
@@ -204,6 +213,27 @@ def _prove_packs(meeting: Meeting, manifest: Manifest, fragments: Sequence[Fragm
             f"cannot commit {meeting.name} to {meeting.backend.url}: {'; '.join(problems[:8])} - was it collected, or "
             "do the ranks see different storage?",
             problems=tuple(problems),
+        )
+
+
+def _refuse_marked(meeting: Meeting, manifest: Manifest) -> None:
+    """Refuse a snapshot of packs that a collection marked while this save was under way, if that is too long ago.
+
+    The ranks referred to nothing that was marked when they began. What was marked since then is safe for as long as the
+    collection waits; half of that is left as a margin.
+    """
+    reader = meeting.marks or MarkReader(meeting.backend)
+    seconds = time.monotonic() - meeting.began
+    marks, _ = loop.run(reader.marks())
+    packs = refused(marks, (pack.name for pack in manifest.packs), seconds)
+    if packs:
+        grace_seconds = min(mark.grace_seconds for mark in marks if not mark.packs.isdisjoint(packs))
+        raise ConflictError(
+            f"cannot commit {meeting.name} to {meeting.backend.url}: the save took {seconds:.0f} s, and a collection "
+            f"that gives saves a grace period of {grace_seconds:.0f} s has marked {len(packs)} of its packs meanwhile, "
+            f"among them {pack_key(packs[0])} - save again, and collect with a grace period that is more than twice as "
+            "long as any save",
+            packs=tuple(packs),
         )
 
 

@@ -7,6 +7,7 @@ the plan, so a retry of the same save makes the same packs under the same names.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,21 +17,26 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from vescale_ckpt.errors import InternalError, ObjectNotFoundError
 from vescale_ckpt.format.records import PackRecord
 from vescale_ckpt.plan.parts import ChunkPlan, chunks_of
 from vescale_ckpt.stage.raw import aligned, memory_of, shaped
 from vescale_storage import loop
 from vescale_storage.digest import digest, digest_parts
+from vescale_storage.keys import pack_key
 from vescale_storage.pack import Codec, PackBuilder, encode_chunk, put_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from vescale_ckpt.execute.dedup import DedupIndex, Location
     from vescale_ckpt.format.records import TensorRecord
     from vescale_ckpt.stage.memory import BufferPool
     from vescale_ckpt.stage.stager import StagedPart
     from vescale_storage.backend import Backend, Buffer
+    from vescale_storage.pack import Pack
+
+_UNIQUE_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +112,16 @@ class _OpenPack:
 
 
 class Writer:
-    """One rank's writing of one save. Call ``write`` once, from one thread."""
+    """One rank's writing of one save. Call ``write`` once, from one thread.
+
+    Args:
+        backend: where to.
+        records: the plan's tensors.
+        index: what is stored already.
+        blocks: memory to gather in.
+        options: how.
+        marked: names that a new pack must not have, because a collection may be about to delete what has them.
+    """
 
     def __init__(
         self,
@@ -115,15 +130,18 @@ class Writer:
         index: DedupIndex,
         blocks: BufferPool,
         options: WriteOptions,
+        marked: Container[str] = (),
     ) -> None:
         self._backend = backend
         self._records = records
         self._index = index
+        self._marked = marked
         self._pool = blocks
         self._options = options
         self._written = Written()
         self._seen: dict[bytes, tuple[int, int, int, int]] = {}
         self._known_packs: dict[str, int] = {}
+        self._there: dict[str, bool] = {}
         self._pack: _OpenPack | None = None
         self._gathering: deque[tuple[_Block, Future[list[tuple[bytes, int, Buffer]]]]] = deque()
         self._puts: deque[tuple[_OpenPack, Future[bool], float]] = deque()
@@ -179,17 +197,23 @@ class Writer:
             yield items
 
     def _obtain(self, items: list[_Item]) -> _Block:
-        """Return a block for these items, making room by finishing earlier work where all buffers are in use."""
+        """Return a block for these items, making room by finishing earlier work where all buffers are in use.
+
+        The open pack is closed last, when it holds every buffer: so where packs end depends on the chunks alone and not
+        on how fast storage is, and a retry makes the same packs.
+        """
         needed = items[-1].start + items[-1].num_bytes
         if needed > self._pool.buffer_bytes:
             return _Block(items, torch.empty(needed, dtype=torch.uint8), pooled=False)
         while (buffer := self._pool.try_take()) is None:
             if self._gathering:
                 self._absorb()
+            elif self._puts:
+                self._settle()
             elif self._pack is not None:
                 self._close_pack()
             else:
-                self._settle()
+                raise InternalError("all buffers to write from are in use, and not by this save")
         return _Block(items, buffer, pooled=True)
 
     def _gather(self, block: _Block) -> list[tuple[bytes, int, Buffer]]:
@@ -238,10 +262,21 @@ class Writer:
         place = self._seen.get(name)
         if place is None:
             found = self._index.find(name)
-            if found is None:
+            if found is None or not self._is_there(found.pack):
                 return None
             place = self._seen[name] = self._refer(found)
         return place
+
+    def _is_there(self, pack: PackRecord) -> bool:
+        """Return whether storage has a pack that a base refers to; a chunk of one that was lost is written anew."""
+        there = self._there.get(pack.name)
+        if there is None:
+            try:
+                there = loop.run(self._backend.head(pack_key(pack.name))).size_bytes == pack.size_bytes
+            except ObjectNotFoundError:
+                there = False
+            self._there[pack.name] = there
+        return there
 
     def _refer(self, found: Location) -> tuple[int, int, int, int]:
         number = self._known_packs.setdefault(found.pack.name, len(self._written.packs))
@@ -278,6 +313,8 @@ class Writer:
             return
         pack, opened = self._pack.builder.finish(), self._pack
         self._pack = None
+        if pack.name_hex in self._marked:
+            pack = _renamed(opened.builder)
         self._written.packs[opened.number] = PackRecord(pack.name_hex, pack.size_bytes)
         self._written.new_packs.add(pack.name_hex)
         self._written.bytes_put += pack.size_bytes
@@ -302,3 +339,13 @@ class Writer:
         for _, put, _ in self._puts:
             put.cancel()
         wait_for([put for _, put, _ in self._puts])
+
+
+def _renamed(builder: PackBuilder) -> Pack:
+    """Return the pack under a name that it never had, by a chunk of random bytes that nothing refers to.
+
+    To put it again under its own name would not be enough: a deletion may be on its way that began before.
+    """
+    unique = os.urandom(_UNIQUE_BYTES)
+    builder.add(digest(unique), [unique], Codec.RAW)
+    return builder.finish()
