@@ -14,7 +14,7 @@ import numpy as np
 
 from vescale_ckpt.errors import CorruptionError
 from vescale_ckpt.geometry.box import Box
-from vescale_ckpt.geometry.tile_cover import check_tile_cover
+from vescale_ckpt.geometry.tile_cover import check_tile_cover_columns
 from vescale_ckpt.geometry.tiles import TileGrid
 from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.tree import fqn
@@ -106,8 +106,7 @@ def prove_cover(manifest: Manifest, tensor: int) -> None:
     if low == high and len(tiles) == num_tiles and bool((tiles == np.arange(num_tiles, dtype=tiles.dtype)).all()):
         return
     places, boxes = chunks.partials_of(record, range(first, last))
-    partial = [(int(place), _box(*np.split(box, 2))) for place, box in zip(places, boxes, strict=True)]
-    report = check_tile_cover(record.shape, record.tile, tiles, partial)
+    report = check_tile_cover_columns(record.shape, record.tile, tiles, places, boxes)
     if not report.ok:
         raise CorruptionError(
             f"cannot use '{fqn(record.path)}' {record.shape} of {manifest.run}@{manifest.step}: not every element was "
