@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vescale_ckpt.errors import ConflictError, CorruptionError, ObjectNotFoundError, VeScaleError
 from vescale_ckpt.execute.manifests import store_manifest
 from vescale_ckpt.format.assemble import assemble, check_agreement
-from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragment, encode_fragment
+from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragments, encode_fragment
 from vescale_ckpt.format.records import Manifest
 from vescale_ckpt.plan.load_plan import prove_cover
 from vescale_ckpt.state.merge import fill_per_rank, merge_trees
@@ -121,7 +121,9 @@ def commit(
     if not meeting.is_coordinator:
         return loop.run(transaction.await_commit(meeting.run, meeting.step, meeting.deadline_seconds)), None
     contents = loop.run(transaction.collect(meeting.deadline_seconds))
-    fragments = [decode_fragment(content) for content in contents]
+    fragments = decode_fragments(contents)  # by rank
+    if [fragment.rank for fragment in fragments] != list(range(meeting.world_size)):
+        raise CorruptionError(f"cannot commit {meeting.name}: its fragments say that they are of other ranks")
     check_agreement(fragments, plan.tensors, meeting.world_size)
     outcome = conclude(meeting, plan.tensors, fragments, metadata)
     with contextlib.suppress(VeScaleError):  # committed: what cannot be removed now, gc removes
