@@ -294,6 +294,7 @@ def _submit(coro: Coroutine[Any, Any, T]) -> _LoopFuture[T]:
 def _begin(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, T], future: _LoopFuture[T]) -> None:
     if future.cancelled():
         coro.close()
+        future.set_running_or_notify_cancel()  # else concurrent.futures.wait would never see that it is done
         future.ended.set()
         return
     task = loop.create_task(coro)

@@ -87,6 +87,21 @@ def test_cancelling_a_submitted_future_cancels_the_coroutine():
         future.result()
 
 
+def test_a_future_that_is_cancelled_before_its_coroutine_begins_is_done_for_whoever_waits():
+    release = threading.Event()
+
+    async def block():
+        release.wait(10)
+        return 1
+
+    first = loop.submit(block())
+    second = loop.submit(echo(2))
+    assert second.cancel()
+    release.set()
+    done, waiting = concurrent.futures.wait([first, second], timeout=10)
+    assert (done, waiting) == ({first, second}, set())
+
+
 def test_a_coroutine_that_cancels_itself_cancels_its_future():
     async def work():
         asyncio.current_task().cancel()
