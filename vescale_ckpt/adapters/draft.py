@@ -140,8 +140,11 @@ class Draft:
         shared = (self.root(stored), key)
         if shared not in self._fresh:
             self._fresh[shared] = make(record.shape, dtype or dtype_from_name(record.dtype))
-        tensor = self._fresh[shared]
-        self._add(tensor, hold(tensor, fqn(target)), stored, fqn(target))
+        tensor, name = self._fresh[shared], fqn(target)
+        try:
+            self._add(tensor, hold(tensor, name), stored, name)
+        except InvalidInputError as error:  # it is made like something of the caller's, which may have no memory
+            self.problems.append(error.message)
         return tensor
 
     def absent(self, value: Any, target: Path) -> None:

@@ -106,12 +106,15 @@ def unwrap(module: nn.Module) -> nn.Module:
 def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | ModuleExtra]:
     """Yield every parameter, persistent buffer and extra state below ``module``, in ``state_dict``'s order.
 
-    A shared tensor or submodule comes once for each of its names.
+    A shared tensor or submodule comes once for each of its names. FSDP2 modules are brought into their sharded form
+    first: after a forward without a backward some parameters are still gathered.
 
     Raises:
         InvalidInputError: FSDP1, or a module that writes keys of its own which this walk would lose.
     """
     module = unwrap(module)
+    if is_instance_of(module, "torch.distributed.fsdp", "FSDPModule"):
+        module.reshard()  # type: ignore[operator]
     _refuse_private_keys(module, prefix)
     for name, parameter in module._parameters.items():  # noqa: SLF001 - named_parameters strips and hides
         if parameter is not None:
@@ -126,33 +129,31 @@ def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | 
             yield from walk_module(child, f"{prefix}{name}.")
 
 
-def settle(module: nn.Module) -> None:
-    """Bring FSDP2 parameters into their sharded form: after a forward without a backward some stay gathered."""
-    for part in module.modules():
-        if is_instance_of(part, "torch.distributed.fsdp", "FSDPModule"):
-            part.reshard()  # type: ignore[operator]
-
-
-def find_modules(state: Any, path: Path = (), _above: frozenset[int] = frozenset()) -> Iterator[tuple[Path, nn.Module]]:
-    """Yield (path, module) of every module anywhere in a state, in order; a container in itself is passed by."""
-    if (module := as_module(state)) is not None:
-        yield path, module
-    elif isinstance(state, PerRank):
-        yield from find_modules(state.value, path, _above)
-    elif isinstance(state, dict | list | tuple) and id(state) not in _above:
-        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from find_modules(value, (*path, key), _above | {id(state)})
+def find_modules(state: Any) -> Iterator[tuple[Path, nn.Module]]:
+    """Yield (path, module) of every module anywhere in a state, in order."""
+    for path, value in _objects(state, (), frozenset()):
+        if (module := as_module(value)) is not None:
+            yield path, module
 
 
 def find_optimizers(state: Any) -> Iterator[torch.optim.Optimizer]:
     """Yield every optimizer anywhere in a state."""
-    if isinstance(state, torch.optim.Optimizer):
-        yield state
-    elif isinstance(state, PerRank):
-        yield from find_optimizers(state.value)
+    for _, value in _objects(state, (), frozenset()):
+        if isinstance(value, torch.optim.Optimizer):
+            yield value
+
+
+def _objects(state: Any, path: Path, above: frozenset[int]) -> Iterator[tuple[Path, Any]]:
+    """Yield (path, value) of everything that is no container; a container in itself is passed by."""
+    if isinstance(state, PerRank):
+        yield from _objects(state.value, path, above)
     elif isinstance(state, dict | list | tuple):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from find_optimizers(value)
+        if id(state) not in above:
+            above |= {id(state)}
+            for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+                yield from _objects(value, (*path, key), above)
+    else:
+        yield path, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,6 @@ class ParameterNames:
         self._names: dict[int, list[ParameterName]] = {}
         self._alive: list[torch.Tensor] = []  # an id is only good while its object lives
         for path, module in find_modules(state):
-            settle(module)
             for item in walk_module(module):
                 if isinstance(item, ModuleTensor):
                     self._names.setdefault(id(item.tensor), []).append(ParameterName(path, item.name))

@@ -231,7 +231,10 @@ class _Walk:
                 f"load with as many ranks, or keep what each rank has with ignore=({name!r},)"
             )
             return None
-        maker = self.value(target.value, entries[rank], (*stored, rank), path)
+        if target.value is None:  # whatever this rank had, tensors too: they are whole here
+            maker: Maker | None = self._rebuild.make(NOTHING, entries[rank], (*stored, rank), path)
+        else:
+            maker = self.value(target.value, entries[rank], (*stored, rank), path)
         return None if maker is None else lambda: PerRank(maker())
 
     def _dict(self, target: dict[Any, Any], node: Node, stored: Path, path: Path) -> Maker | None:

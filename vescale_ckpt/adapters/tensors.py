@@ -6,12 +6,14 @@ bytes (meta, sparse, quantized, partial sums, released memory) is refused: a che
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -33,6 +35,9 @@ LARGE_BYTES = 4096
 """A bytes value longer than this is stored as an array and not in the state tree."""
 
 _NUMPY_KINDS = "biufc"
+
+_DENSE_TYPES = (torch.Tensor, nn.Parameter)
+"""Nearly all tensors: the way that is quick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +115,24 @@ def dtensor_layout(tensor: DTensor, what: str) -> layouts.Layout:
     Raises:
         LayoutError: a placement that no box describes, such as a pending sum.
     """
-    cuts = tuple(_placement(placement, tensor.ndim, what) for placement in tensor.placements)
+    for placement in tensor.placements:
+        if not isinstance(placement, Replicate | Shard | _StridedShard):
+            _refuse_placement(placement, what)
     # The order of cuts on one dim has no public name; where it is not that of the axes it is part of the layout.
     shard_order = getattr(tensor._spec, "shard_order", None) or ()  # noqa: SLF001
+    return _layout(tuple(tensor.device_mesh.shape), tuple(tensor.placements), tuple(shard_order), tensor.ndim)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(
+    mesh_shape: tuple[int, ...], cuts: tuple[Any, ...], shard_order: tuple[Any, ...], ndim: int
+) -> layouts.Layout:
+    ours = tuple(_placement(cut, ndim) for cut in cuts)
     order = [axis for entry in shard_order for axis in entry.mesh_dims]
     if all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in shard_order):
-        return layouts.Layout(tuple(tensor.device_mesh.shape), cuts)
+        return layouts.Layout(mesh_shape, ours)
     rest = [axis for axis in range(len(cuts)) if axis not in order]
-    return layouts.Layout(tuple(tensor.device_mesh.shape), cuts, order=(*order, *rest))
+    return layouts.Layout(mesh_shape, ours, order=(*order, *rest))
 
 
 def pieces_of(
@@ -131,41 +146,40 @@ def pieces_of(
     Raises:
         LayoutError: the local tensor has not the shape that the layout gives it.
     """
-    expected = layouts.local_shape(layout, global_shape, coordinate)
+    expected, spans = _places(layout, global_shape, coordinate)
     if tuple(local.shape) != tuple(expected):
         raise LayoutError(
             f"shape {global_shape} laid out by {layout.placements} on mesh {layout.mesh_shape} gives coordinate "
             f"{coordinate} a local tensor of shape {tuple(expected)}, but it holds {tuple(local.shape)}"
         )
-    return tuple(
-        Piece(span.box, _resolved(_span_view(local, span))) for span in layouts.spans(layout, global_shape, coordinate)
+    return tuple(Piece(span.box, _resolved(span.view_of(local))) for span in spans)
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(
+    layout: layouts.Layout, global_shape: tuple[int, ...], coordinate: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[layouts.Span, ...]]:
+    """Return the local shape and the spans: the layers of a model repeat the same few shapes."""
+    return (
+        layouts.local_shape(layout, global_shape, coordinate),
+        layouts.spans(layout, global_shape, coordinate),
     )
 
 
-def _span_view(local: torch.Tensor, span: layouts.Span) -> torch.Tensor:
-    if tuple(local.shape) != span.view_shape:
-        local = local.view(-1)[span.view_start : span.view_stop].view(span.view_shape)
-    return local[span.local.slices] if local.ndim else local
-
-
-def _placement(placement: Any, ndim: int, what: str) -> placements.Placement:
+def _placement(placement: Any, ndim: int) -> placements.Placement:
     if isinstance(placement, Replicate):
         return placements.Replicate()
     if isinstance(placement, _StridedShard):
         return placements.StridedShard(placement.dim % ndim, int(placement.split_factor))
-    if isinstance(placement, Shard):
-        return placements.Shard(placement.dim % ndim)
+    return placements.Shard(placement.dim % ndim)
+
+
+def _refuse_placement(placement: Any, what: str) -> None:
     if isinstance(placement, Partial):
-        raise LayoutError(
-            f"cannot take the bytes of '{what}': its placement {placement} is a sum still to be made; "
-            f"redistribute it first, to Replicate or Shard",
-            fqn=what,
-        )
-    raise LayoutError(
-        f"cannot take the bytes of '{what}': placement {placement!r} is not known here; "
-        f"pass it as a ShardedView with explicit offsets",
-        fqn=what,
-    )
+        reason = "is a sum still to be made; redistribute it first, to Replicate or Shard"
+    else:
+        reason = "is not known here; pass it as a ShardedView with explicit offsets"
+    raise LayoutError(f"cannot take the bytes of '{what}': its placement {placement!r} {reason}", fqn=what)
 
 
 def _hold_dtensor(tensor: DTensor, what: str) -> Held:
@@ -270,7 +284,7 @@ def _whole(tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg()
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _identity(tensor: torch.Tensor) -> Hashable:
@@ -287,8 +301,10 @@ def _is_async(tensor: torch.Tensor) -> bool:
 
 def _no_honest_bytes(tensor: torch.Tensor) -> str | None:
     """Return why a tensor has no dense memory of its own, or None if it has."""
+    if type(tensor) in _DENSE_TYPES and tensor.layout is torch.strided and not _is_odd(tensor):
+        return _no_memory(tensor)
     checks = (
-        (torch.nn.parameter.is_lazy(tensor), "it is not initialised yet; run one forward first"),
+        (nn.parameter.is_lazy(tensor), "it is not initialised yet; run one forward first"),
         (
             is_instance_of(tensor, "torch._subclasses.fake_tensor", "FakeTensor"),
             "it is a fake tensor without memory; materialise it first",
@@ -299,9 +315,15 @@ def _no_honest_bytes(tensor: torch.Tensor) -> str | None:
         (tensor.layout != torch.strided, f"its layout is {tensor.layout}; save its indices and values, or to_dense()"),
         (hasattr(tensor, "ds_status"), "its full memory is managed by ZeRO-3; gather it first"),
     )
-    for found, reason in checks:
-        if found:
-            return reason
+    return next((reason for found, reason in checks if found), None) or _no_memory(tensor)
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or tensor.is_nested or tensor.is_quantized or hasattr(tensor, "ds_status")
+
+
+def _no_memory(tensor: torch.Tensor) -> str | None:
+    """Return why a dense tensor's memory cannot be had, or None if it can."""
     if not tensor.numel():
         return None
     storage = tensor.untyped_storage()

@@ -561,6 +561,13 @@ def test_a_plain_value_per_rank_is_wrapped_again(memory):
     assert target["own"] == PerRank(6)
 
 
+def test_nothing_per_rank_takes_whatever_the_rank_had(memory):
+    target = {"own": PerRank(None)}
+    memory.load(save_per_rank(memory, [[torch.ones(2), 1]]), target)
+    assert torch.equal(target["own"].value[0], torch.ones(2))
+    assert target["own"].value[1] == 1
+
+
 def test_another_number_of_ranks_is_a_problem_unless_ignored(memory):
     stored = save_per_rank(memory, [5, 6])
     for rank, world_size in ((0, 1), (0, 3), (2, 3)):

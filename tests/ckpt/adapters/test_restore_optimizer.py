@@ -584,6 +584,15 @@ def test_moments_of_another_shape_than_the_parameter_are_a_problem(memory):
     assert any(line.startswith("'m.2.weight'") for line in found)
 
 
+def test_a_model_without_memory_is_all_problems_and_no_crash(memory):
+    stored = saved_with(memory, two_groups("a", "bc"))
+    with torch.device("meta"):
+        target = target_with(two_groups("a", "bc"))
+    found = problems(memory, stored, target)
+    assert len(found) == 6 + 12
+    assert all("meta device" in line for line in found)
+
+
 # layouts
 
 
