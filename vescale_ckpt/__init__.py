@@ -4,6 +4,7 @@ from vescale_ckpt.checkpointer import Checkpointer, load, save
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.loading.loader import LoadReport
+from vescale_ckpt.retention import RetentionPolicy
 from vescale_ckpt.saving.exits import finish_on_sigterm
 from vescale_ckpt.saving.handle import SaveHandle, SaveReport, SaveState
 from vescale_ckpt.saving.options import SaveOptions
@@ -17,6 +18,7 @@ __all__ = [
     "LoadReport",
     "PerRank",
     "ReadOptions",
+    "RetentionPolicy",
     "SaveHandle",
     "SaveOptions",
     "SaveReport",

@@ -9,6 +9,7 @@ from vescale_ckpt.coordinate.group import Group, default_group
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.loading.loader import Loader, LoadReport
+from vescale_ckpt.retention import RetentionPolicy
 from vescale_ckpt.saving.options import SaveOptions
 from vescale_ckpt.saving.saver import Saver
 from vescale_ckpt.store import Store, open_store
@@ -31,6 +32,16 @@ class Checkpointer:
     Every rank of ``process_group`` makes one and calls the same methods in the same order, on its main thread; without
     torch.distributed a single process does. The first save or load makes a gloo group of its own, so that it disturbs
     nobody's collectives.
+
+    Args:
+        store: where the snapshots lie.
+        run: whose snapshots.
+        process_group: the ranks; None means all, or this process alone.
+        options: how to save.
+        read_options: how to read.
+        keep_last: after each save delete all snapshots of this run but so many of the highest steps and of the last
+            committed ones; None deletes nothing. Tagged ones stay. The data go with the next ``Store.gc``.
+        keep_every: with ``keep_last``, also keep every step that this number divides.
     """
 
     def __init__(
@@ -41,11 +52,14 @@ class Checkpointer:
         process_group: dist.ProcessGroup | None = None,
         options: SaveOptions | None = None,
         read_options: ReadOptions | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
     ) -> None:
         self.store = store
         self.run = validate_run(run)
         self.options = options or SaveOptions()
         self._read_options = read_options or ReadOptions()
+        self._retention = RetentionPolicy.of(keep_last, keep_every)
         self._process_group = process_group
         self._group_made: Group | None = None
         self._saver_made: Saver | None = None
@@ -164,7 +178,7 @@ class Checkpointer:
     @property
     def _saver(self) -> Saver:
         if self._saver_made is None:
-            self._saver_made = Saver(self.store, self.run, self._group, self.options)
+            self._saver_made = Saver(self.store, self.run, self._group, self.options, self._retention)
         return self._saver_made
 
 

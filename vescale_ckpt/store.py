@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from vescale_ckpt.adapters.fresh import fresh_state
+from vescale_ckpt.collecting.gc import GcReport, collect_garbage
 from vescale_ckpt.errors import (
-    InvalidInputError,
     MismatchError,
     RefNotFoundError,
     SnapshotNotFoundError,
@@ -22,23 +23,28 @@ from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.execute.verify import VerifyReport, verify_snapshot
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.pruning import Deleted, Pruned, delete_snapshot, prune_run
+from vescale_ckpt.selection import box_of
 from vescale_ckpt.state.dtypes import dtype_from_name
 from vescale_ckpt.state.leaf import Piece
 from vescale_ckpt.state.tree import fqn
 from vescale_storage import loop, refs, root
 from vescale_storage.backends import open_backend
+from vescale_storage.collect.gc_objects import MarkReader
+from vescale_storage.collect.marks import DEFAULT_GRACE_SECONDS
 from vescale_storage.ref_records import SnapshotName
 from vescale_storage.wrappers.count import CountingBackend
 from vescale_storage.wrappers.retry import RetryBackend, RetryPolicy
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.retention import RetentionPolicy
     from vescale_ckpt.state.tree import Path
     from vescale_storage.backend import Backend
-    from vescale_storage.refs import Ref
+    from vescale_storage.refs import Ref, Tag
     from vescale_storage.wrappers.count import Counts
 
 _MANIFESTS_KEPT = 4
@@ -78,6 +84,23 @@ class SnapshotInfo:
         return f"{self.run}@{self.step}"
 
 
+@dataclass(frozen=True, slots=True)
+class TagInfo:
+    """A tag and what it names."""
+
+    run: str
+    name: str
+    step: int
+    version: int
+    created_seconds: float
+    """When it was set; seconds since the epoch."""
+
+    @classmethod
+    def of(cls, tag: Tag) -> TagInfo:
+        """Return what a stored tag says."""
+        return cls(tag.ref.run, tag.name, tag.ref.step, tag.ref.version, tag.created_seconds)
+
+
 class Store:
     """Runs and snapshots at one URL. Safe for threads; made by ``open_store``."""
 
@@ -85,7 +108,10 @@ class Store:
         self.backend = backend
         self._exists = exists
         self._unsafe = unsafe_no_conditional_put
+        self.marks = MarkReader(backend)
+        """What collections are going to delete, for who writes."""
         self._manifests: dict[str, Manifest] = {}
+        self._committed: dict[str, float] = {}
         self._lock = threading.Lock()
 
     @property
@@ -174,6 +200,132 @@ class Store:
             self._manifests[ref.manifest] = manifest
             while len(self._manifests) > _MANIFESTS_KEPT:
                 self._manifests.pop(next(iter(self._manifests)))
+
+    # ---- what stays and what goes
+
+    def tag(self, run: str, step: int, name: str) -> TagInfo:
+        """Name the newest version of ``run@step``; the same again changes nothing.
+
+        A tagged snapshot is neither deleted nor pruned.
+
+        Raises:
+            SnapshotNotFoundError: there is no such snapshot.
+            ConflictError: the tag is on another one: tags do not move.
+            ConfigError: a name is none.
+        """
+        self.require()
+        try:
+            return TagInfo.of(loop.run(refs.set_tag(self.backend, run, name, step, now=time.time())))
+        except RefNotFoundError as error:
+            raise SnapshotNotFoundError(self._nothing(SnapshotName(run, step)), run=run, step=step) from error
+
+    def untag(self, run: str, name: str) -> None:
+        """Take a tag away; its snapshot stays, until it is deleted or pruned.
+
+        Raises:
+            SnapshotNotFoundError: there is no such tag.
+        """
+        self.require()
+        try:
+            loop.run(refs.delete_tag(self.backend, run, name))
+        except RefNotFoundError as error:
+            raise SnapshotNotFoundError(str(error), run=run, tag=name) from error
+
+    def tags(self, run: str) -> list[TagInfo]:
+        """Return the tags of a run, by name."""
+        self.require()
+        return [TagInfo.of(tag) for tag in loop.run(refs.list_tags(self.backend, run))]
+
+    def delete(self, run: str, step: int, *, dry_run: bool = False) -> Deleted:
+        """Delete a snapshot, all its versions; its data stay until ``gc`` finds that nothing else needs them.
+
+        Raises:
+            SnapshotNotFoundError: there is no such snapshot.
+            ConflictError: it is tagged.
+        """
+        self.require()
+        return loop.run(delete_snapshot(self.backend, run, step, dry_run=dry_run))
+
+    def prune(
+        self,
+        run: str,
+        policy: RetentionPolicy,
+        *,
+        keep_steps: Collection[int] = (),
+        dry_run: bool = False,
+        now: float | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> Pruned:
+        """Delete the snapshots of a run that a policy does not keep, and versions that were superseded an hour ago.
+
+        Saves under way are not snapshots: they neither count nor are they touched.
+
+        Args:
+            run: which run.
+            policy: what stays; tagged ones and the newest always do.
+            keep_steps: stay as well.
+            dry_run: only plan.
+            now: seconds since the epoch.
+            progress: called with what is being done and how many of them are done.
+
+        Raises:
+            SnapshotNotFoundError: the run has no snapshot.
+            FormatError: a tag is damaged, so nobody can tell what it keeps; nothing was deleted.
+        """
+        self.require()
+        pruned = loop.run(
+            prune_run(
+                self.backend,
+                run,
+                policy,
+                now=time.time() if now is None else now,
+                keep_steps=keep_steps,
+                known=self._committed,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        )
+        if not (pruned.plan.kept or pruned.plan.deleted):
+            raise SnapshotNotFoundError(self._nothing(SnapshotName(run)), run=run)
+        return pruned
+
+    def gc(
+        self,
+        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+        *,
+        dry_run: bool = False,
+        repack: bool = False,
+        now: float | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> GcReport:
+        """Collect what no snapshot and no tag needs: mark it, and delete what was marked a grace period ago.
+
+        So a first call only marks, and one a grace period later deletes. Any number of savers, loaders and other
+        collections may be at work meanwhile, as long as no save takes half the grace period.
+
+        Args:
+            grace_seconds: at least twice as long as the longest save, of which ``SaveOptions.deadline_seconds`` is only
+                one wait. 0 deletes at once, which is right only where nobody else uses the store.
+            dry_run: only plan; writes nothing.
+            repack: also rewrite packs of which less than half is needed.
+            now: seconds since the epoch; None asks the storage's own clock.
+            progress: called with what is being done and how many of them are done.
+
+        Raises:
+            CorruptionError, FormatError: a ref, tag, manifest or pack that is needed is damaged or gone; nothing was
+                deleted.
+            UnsupportedVersionError: a newer writer uses the store; likewise.
+        """
+        self.require()
+        return collect_garbage(
+            self.backend,
+            self.marks,
+            grace_seconds=grace_seconds,
+            dry_run=dry_run,
+            repack=repack,
+            now=now,
+            progress=progress,
+        )
 
     def close(self) -> None:
         """Release connections and threads."""
@@ -269,7 +421,7 @@ class Snapshot:
         manifest = self.manifest
         index = manifest.find(path)
         record = manifest.tensors[index]
-        wanted = _box_of(box, record.shape, fqn(record.path))
+        wanted = box_of(box, record.shape, fqn(record.path))
         out = torch.empty(wanted.shape, dtype=dtype_from_name(record.dtype))
         needs = chunks_needed(manifest, [Want(index, wanted)])
         filler = Filler(manifest, [Piece(wanted, out)])
@@ -335,28 +487,3 @@ def open_store(
             raise
         return Store(backend, exists=False, unsafe_no_conditional_put=unsafe_no_conditional_put)
     return Store(backend, exists=True, unsafe_no_conditional_put=unsafe_no_conditional_put)
-
-
-def _box_of(box: Box | slice | tuple[slice, ...] | None, shape: tuple[int, ...], name: str) -> Box:
-    """Return what the user means by a box of a tensor.
-
-    Raises:
-        InvalidInputError: it is outside the tensor, or a slice has a step.
-    """
-    whole = Box.whole(shape)
-    if box is None:
-        return whole
-    if isinstance(box, Box):
-        if box.ndim != whole.ndim or not whole.contains(box):
-            raise InvalidInputError(f"cannot read {box} of '{name}': the tensor's shape is {shape}", fqn=name)
-        return box
-    slices = box if isinstance(box, tuple) else (box,)
-    if len(slices) > len(shape):
-        raise InvalidInputError(f"cannot read {len(slices)} dims of '{name}': the tensor's shape is {shape}", fqn=name)
-    offset, sizes = list(whole.offset), list(whole.shape)
-    for d, piece in enumerate(slices):
-        start, stop, step = piece.indices(shape[d])
-        if step != 1:
-            raise InvalidInputError(f"cannot read '{name}' with step {step} along dim {d}: only steps of 1", fqn=name)
-        offset[d], sizes[d] = start, max(0, stop - start)
-    return Box(tuple(offset), tuple(sizes))

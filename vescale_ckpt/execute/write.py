@@ -130,6 +130,7 @@ class Writer:
         index: DedupIndex,
         blocks: BufferPool,
         options: WriteOptions,
+        *,
         marked: Container[str] = (),
     ) -> None:
         self._backend = backend
@@ -314,7 +315,7 @@ class Writer:
         pack, opened = self._pack.builder.finish(), self._pack
         self._pack = None
         if pack.name_hex in self._marked:
-            pack = _renamed(opened.builder)
+            pack = renamed(opened.builder)
         self._written.packs[opened.number] = PackRecord(pack.name_hex, pack.size_bytes)
         self._written.new_packs.add(pack.name_hex)
         self._written.bytes_put += pack.size_bytes
@@ -341,7 +342,7 @@ class Writer:
         wait_for([put for _, put, _ in self._puts])
 
 
-def _renamed(builder: PackBuilder) -> Pack:
+def renamed(builder: PackBuilder) -> Pack:
     """Return the pack under a name that it never had, by a chunk of random bytes that nothing refers to.
 
     To put it again under its own name would not be enough: a deletion may be on its way that began before.

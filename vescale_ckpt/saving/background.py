@@ -8,21 +8,24 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from vescale_ckpt.errors import RankFailureError, StorageError, VeScaleError
+from vescale_ckpt.errors import ConflictError, RankFailureError, StorageError, VeScaleError
 from vescale_ckpt.execute.commit import Meeting, commit
 from vescale_ckpt.execute.dedup import DedupIndex
 from vescale_ckpt.execute.write import WriteOptions, Writer, Written
 from vescale_ckpt.saving.handle import SaveReport, SaveState
 from vescale_ckpt.saving.pools import Pools, make_pools
+from vescale_storage import loop
 from vescale_storage.digest import digest
 from vescale_storage.pack import Codec
 
 if TYPE_CHECKING:
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.retention import RetentionPolicy
     from vescale_ckpt.saving.job import Job
     from vescale_ckpt.saving.options import SaveOptions
     from vescale_ckpt.store import Store
+    from vescale_storage.collect.marks import Marked
     from vescale_storage.refs import Ref
 
 _log = logging.getLogger(__name__)
@@ -31,9 +34,12 @@ _log = logging.getLogger(__name__)
 class Background:
     """Writes and commits the jobs of one run."""
 
-    def __init__(self, store: Store, run: str, group: Group, options: SaveOptions) -> None:
+    def __init__(
+        self, store: Store, run: str, group: Group, options: SaveOptions, retention: RetentionPolicy | None = None
+    ) -> None:
         self._store = store
         self._run = run
+        self._retention = retention
         self._rank = group.rank
         self._world_size = group.world_size
         self._options = options
@@ -58,13 +64,26 @@ class Background:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job.handle.end(self._attempts(job))
+                report = self._attempts(job)
+                self._retain(report)
+                job.handle.end(report)
             except BaseException as error:  # noqa: BLE001 -- a thread hands every error to its future
                 # What was in flight may still refer to buffers of the pools, so they are not used again.
                 self.pools = make_pools(self._options.host_budget_bytes)
                 job.handle.end(error)
             finally:
                 job.parts.release()
+
+    def _retain(self, report: SaveReport) -> None:
+        """Delete the snapshots that the policy does not keep; the save is committed and does not fail by it."""
+        if self._retention is None or self._rank != 0:
+            return
+        began = time.monotonic()
+        try:
+            self._store.prune(self._run, self._retention, keep_steps=(report.step,))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the snapshot is there
+            _log.warning("after the save of %s@%d, retention failed: %s", self._run, report.step, error)
+        report.seconds["retain"] = time.monotonic() - began
 
     def _attempts(self, job: Job) -> SaveReport:
         """Run a job, and again where the policy says so and trying again can help.
@@ -75,7 +94,7 @@ class Background:
         while True:
             try:
                 return self._run_job(job)
-            except (StorageError, RankFailureError) as error:
+            except (ConflictError, StorageError, RankFailureError) as error:
                 if job.attempts >= self._options.retries:
                     raise
                 _log.warning(
@@ -96,14 +115,15 @@ class Background:
         plan = job.agreement.plan
         with meeting.aborting():
             began = time.monotonic()
-            index = DedupIndex(self._base_manifests(job.bases))
+            # Marks before bases: what a base refers to is then either marked or safe for as long as this save may take.
+            marked = self._marked()
+            index = DedupIndex(self._base_manifests(job.bases), marked)
             options = WriteOptions(
                 pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
                 codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
             )
-            written = Writer(self._store.backend, plan.tensors, index, self.pools.blocks, options).write(
-                job.parts, job.compared
-            )
+            writer = Writer(self._store.backend, plan.tensors, index, self.pools.blocks, options, marked=marked)
+            written = writer.write(job.parts, job.compared)
             job.handle.advance(SaveState.DURABLE)
             job.seconds["write"] = time.monotonic() - began
             began = time.monotonic()
@@ -134,7 +154,16 @@ class Background:
             rank=self._rank,
             world_size=self._world_size,
             deadline_seconds=self._options.deadline_seconds,
+            began=job.began,
+            marks=self._store.marks,
         )
+
+    def _marked(self) -> Marked:
+        """Return what must not be referred to, because a collection is going to delete it."""
+        marked = loop.run(self._store.marks.marked())
+        if marked.unreadable:
+            _log.warning("saving without deduplication, as %s cannot be read", ", ".join(marked.unreadable))
+        return marked
 
     def _base_manifests(self, bases: tuple[str, ...]) -> list[Manifest]:
         """Return the manifests to deduplicate against: the run's newest snapshot and the named bases.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.plan.save_plan import SavePlan
+    from vescale_ckpt.retention import RetentionPolicy
     from vescale_ckpt.saving.options import SaveOptions
     from vescale_ckpt.state.leaf import TensorLeaf
     from vescale_ckpt.store import Store
@@ -44,13 +45,15 @@ _log = logging.getLogger(__name__)
 class Saver:
     """Saves of one run. Not for several threads at once; all ranks make the same calls in the same order."""
 
-    def __init__(self, store: Store, run: str, group: Group, options: SaveOptions) -> None:
+    def __init__(
+        self, store: Store, run: str, group: Group, options: SaveOptions, retention: RetentionPolicy | None = None
+    ) -> None:
         self._store = store
         self._run = run
         self._group = group
         self._options = options
         self._cache = PlanCache()
-        self._background = Background(store, run, group, options)
+        self._background = Background(store, run, group, options, retention)
         self._handles: list[SaveHandle] = []
         self._opened = False
         self._pid = os.getpid()

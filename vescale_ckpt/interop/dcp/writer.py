@@ -8,6 +8,7 @@ is refused as a save of the store would refuse it.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from vescale_ckpt.state.build import build_tree
 from vescale_ckpt.state.dtypes import dtype_name, item_bytes
 from vescale_ckpt.state.leaf import Holding, LeafKind
 from vescale_ckpt.state.tree import DictNode, ListNode, Node, Path, TensorNode, children
+from vescale_storage import loop
 from vescale_storage.keys import validate_run
 
 if TYPE_CHECKING:
@@ -64,12 +66,14 @@ class DCPWriter(StorageWriter):
         self._metadata = dict(metadata or {})
         self._rank = 0
         self._is_coordinator = True
+        self._began = time.monotonic()
         self.ref: Ref | None = None
         """Of the committed snapshot, on the coordinator."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
         del checkpoint_id
+        self._began = time.monotonic()
         self.ref = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -93,11 +97,13 @@ class DCPWriter(StorageWriter):
         self._store.require()
         names: dict[str, Path] = plan.planner_data or getattr(planner, "mappings", None) or {}
         collected = _Collected(plan.items, planner, names)
+        marked = loop.run(self._store.marks.marked())  # before the newest snapshot is looked up
         newest = self._store.newest(self._run)
-        index = DedupIndex([self._store.manifest(newest)] if newest is not None else [])
+        index = DedupIndex([self._store.manifest(newest)] if newest is not None else [], marked)
         records = [_record(spec) for spec in collected.specs]
         pools = make_pools(None)
-        written = Writer(self._store.backend, records, index, pools.blocks, WriteOptions()).write(collected.parts())
+        writer = Writer(self._store.backend, records, index, pools.blocks, WriteOptions(), marked=marked)
+        written = writer.write(collected.parts())
         fragment = fragment_of(self._rank, b"", written, collected.tree(), ())
         told = (encode_fragment(fragment), Holdings.of([(spec, []) for spec in collected.specs]).table_bytes())
         results = [
@@ -134,6 +140,8 @@ class DCPWriter(StorageWriter):
             rank=0,
             world_size=len(results),
             deadline_seconds=1.0,
+            began=self._began,
+            marks=self._store.marks,
         )
         records = [_record(spec) for spec in specs]
         self.ref, manifest = conclude(meeting, records, fragments, self._metadata, _with_lists)

@@ -1,0 +1,1 @@
+"""Collection: finding what nothing refers to any more, writing it down, waiting, and deleting it."""
