@@ -185,18 +185,20 @@ def decode_footer(data: bytes, *, object_size_bytes: int, name: str | None = Non
     return _decode_table(memoryview(data)[: num_entries * ENTRY_BYTES], object_size_bytes - len(data), what)
 
 
-def check_tail(tail: bytes, *, object_size_bytes: int, name: str) -> None:
+def check_tail(tail: bytes, *, object_size_bytes: int, name: str) -> bool:
     """Prove that ``tail``, the last bytes of a pack, ends with the footer that was written; chunks may stand before it.
 
-    A tail that is shorter than the footer proves no more than the trailer.
+    Returns whether it did: a tail that is shorter than the footer proves no more than the trailer.
 
     Raises:
         CorruptionError: the footer is not that of the pack with this name.
         UnsupportedVersionError: a newer writer made the pack.
     """
     size = _footer_size(tail, object_size_bytes, f"the footer of {pack_key(name)!r}")
-    if size <= len(tail):
-        decode_footer(tail[len(tail) - size :], object_size_bytes=object_size_bytes, name=name)
+    if size > len(tail):
+        return False
+    decode_footer(tail[len(tail) - size :], object_size_bytes=object_size_bytes, name=name)
+    return True
 
 
 def _footer_size(tail: bytes, object_size_bytes: int, what: str) -> int:

@@ -195,8 +195,8 @@ def test_check_tail_proves_a_footer_with_chunks_before_it():
     data = joined(made)
     footer_size = pack.footer_bytes(2)
     for length in (footer_size, footer_size + 3, len(data)):
-        pack.check_tail(data[-length:], object_size_bytes=len(data), name=made.name_hex)
-    pack.check_tail(data[-30:], object_size_bytes=len(data), name=made.name_hex)
+        assert pack.check_tail(data[-length:], object_size_bytes=len(data), name=made.name_hex) is True
+    assert pack.check_tail(data[-30:], object_size_bytes=len(data), name=made.name_hex) is False
     damaged = bytearray(data)
     damaged[15] ^= 1  # in the table
     with pytest.raises(CorruptionError):

@@ -23,7 +23,7 @@ from vescale_ckpt.state.tree import fqn
 from vescale_storage import loop
 from vescale_storage.digest import digest
 from vescale_storage.keys import pack_key
-from vescale_storage.pack import Codec, check_tail, decode_chunk
+from vescale_storage.pack import Codec, check_tail, decode_chunk, footer_bytes, read_footer
 from vescale_storage.ranges import coalesce
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from vescale_ckpt.plan.load_plan import ChunkNeed
     from vescale_storage.backend import Backend, Buffer
 
-_LONGEST_TAIL_BYTES = 8 << 20
+_LONGEST_TAIL_BYTES = 64 << 10
+"""What is read beyond the last chunk of ours for a pack's footer, as long as that is not known to be longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,14 +156,20 @@ class Reader:
                 stored = memory[start : start + int(chunks.length[need.row])]
                 deliver(need, self._verified(need, stored, buffer, start))
         if span.tail_bytes:
-            pack = self._manifest.packs[span.pack]
-            check_tail(
-                bytes(memory[span.length - span.tail_bytes :]), name=pack.name, object_size_bytes=pack.size_bytes
-            )
+            self._prove_whole(span.pack, bytes(memory[span.length - span.tail_bytes :]))
         with self._lock:
             self.counters.bytes_read += span.length - span.tail_bytes
             self.counters.bytes_footers += span.tail_bytes
             self.counters.chunks += len(span.needs)
+
+    def _prove_whole(self, number: int, tail: bytes) -> None:
+        """Check the footer of a pack, of which ``tail`` are the last bytes; reads more where that is not all of it."""
+        pack = self._manifest.packs[number]
+        if not check_tail(tail, name=pack.name, object_size_bytes=pack.size_bytes):
+            entries = loop.run(read_footer(self._backend, pack.name, pack.size_bytes))
+            with self._lock:
+                self.counters.requests += 1
+                self.counters.bytes_footers += footer_bytes(len(entries))
 
     def _verified(self, need: ChunkNeed, stored: memoryview, buffer: torch.Tensor, start: int) -> torch.Tensor:
         """Return the raw bytes of a chunk after its digest was found right; reads it again where it is not."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 
 import numpy as np
@@ -228,9 +229,11 @@ class Slow(WrapperBackend):
     async def put_if_absent(self, key, payload):
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(self.seconds)
-        await self.inner.put_if_absent(key, payload)
-        self.now -= 1
+        try:
+            await asyncio.sleep(self.seconds)
+            await self.inner.put_if_absent(key, payload)
+        finally:
+            self.now -= 1
 
 
 def test_so_many_packs_are_in_flight_and_no_more():
@@ -327,6 +330,17 @@ def test_an_error_of_storage_is_raised_after_nothing_touches_the_buffers_any_mor
     assert {t.name for t in threading.enumerate()} - before == set(), "no worker is left"
     written = write(backend, [tensor], tile=(64, 64), pack_bytes=128 * KIB)
     check(inner, written, [tensor], tile=(64, 64))
+
+
+def test_puts_in_flight_do_not_outlive_a_failure():
+    inner = storage()
+    backend = FaultBackend(Slow(inner, 60.0))
+    backend.fail("put_if_absent", NoSpaceError("disk full"), prefix="packs/")
+    began = time.monotonic()
+    with pytest.raises(NoSpaceError, match="disk full"):
+        write(backend, [random((512, 512))], tile=(64, 64), pack_bytes=128 * KIB)
+    assert time.monotonic() - began < 10
+    assert backend.inner.now == 0, "none is under way"
 
 
 def test_an_error_of_staging_ends_the_writing():
