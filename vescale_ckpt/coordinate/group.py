@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from vescale_ckpt.errors import ConfigError, RankFailureError, StateError, VeScaleError
+from vescale_ckpt.state.merge import format_ranks
 from vescale_storage.digest import digest
 
 if TYPE_CHECKING:
@@ -135,8 +136,9 @@ class TorchGroup(Group):
         self.world_size = dist.get_world_size(base)
         self._deadline_seconds = deadline_seconds
         self._gloo: dist.ProcessGroup | None = None
-        name = _next_name(dist.get_process_group_ranks(base))
-        self._guarded("connecting", lambda: self._connect(name))
+        self._store = PrefixStore(_next_name(dist.get_process_group_ranks(base)), _get_default_store())
+        self._num_calls = 0
+        self._guarded("connecting", self._connect)
 
     def all_gather_fixed(self, data: bytes) -> list[bytes]:
         """Return every rank's data, by rank."""
@@ -169,10 +171,9 @@ class TorchGroup(Group):
             self._guarded("broadcast", lambda: self._connected.broadcast([buffer], options).wait())
         return _bytes(buffer)
 
-    def _connect(self, name: str) -> None:
-        store = PrefixStore(name, _get_default_store())
+    def _connect(self) -> None:
         deadline = dt.timedelta(seconds=self._deadline_seconds)
-        made: Any = dist.ProcessGroupGloo(store, self.rank, self.world_size, deadline)
+        made: Any = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, deadline)
         self._gloo = made  # has a group's collectives, though it is only a group's back end
 
     @property
@@ -182,17 +183,34 @@ class TorchGroup(Group):
         return self._gloo
 
     def _guarded(self, what: str, call: Callable[[], object]) -> None:
+        self._num_calls += 1
         try:
+            self._store.set(f"at/{self.rank}", str(self._num_calls))
             call()
         except VeScaleError:
             raise
         except RuntimeError as error:
+            late = self._late_ranks()
+            who = f"{format_ranks(late)} did not come" if late else "a peer died in it"
             raise RankFailureError(
-                f"{what} over {self.world_size} ranks failed on rank {self.rank} - {error} - a peer died, or did not "
-                f"call save or load within {self._deadline_seconds:g} s",
+                f"{what} over {self.world_size} ranks failed on rank {self.rank} - {who} within "
+                f"{self._deadline_seconds:g} s: killed, stuck, or not calling save and load as the others do - {error}",
+                failures=dict.fromkeys(late, f"did not come to {what}"),
                 phase=what,
                 rank=self.rank,
             ) from error
+
+    def _late_ranks(self) -> list[int]:
+        """Return the ranks that have not begun the collective that failed, as far as the rendezvous store tells."""
+        late = []
+        for rank in range(self.world_size):
+            try:
+                key = f"at/{rank}"
+                if not self._store.check([key]) or int(self._store.get(key)) < self._num_calls:
+                    late.append(rank)
+            except RuntimeError:  # the store lived in a process that is gone: nobody can tell any more
+                return []
+        return late
 
 
 _num_made: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
