@@ -70,9 +70,16 @@ def is_group_params(path: Path) -> bool:
 class Rebuilder:
     """Makes values out of stored nodes; plans the fill of their arrays."""
 
-    def __init__(self, draft: Draft, live: Callable[[Any, Node, Path, Path], Maker | None] | None = None) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        live: Callable[[Any, Node, Path, Path], Maker | None] | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
         self._draft = draft
         self._live = live
+        self._device = device or torch.device("cpu")
 
     def make(self, template: Any, node: Node, stored: Path, target: Path) -> Maker:  # noqa: PLR0911 - one a node
         """Return what makes the value of a stored node after the fill."""
@@ -164,7 +171,9 @@ class Rebuilder:
         if isinstance(template, DTensor | ShardedView) or self._fits(template, stored):
             self._draft.fill(template, stored, target)
             return _constant(template)
-        device = template.device if isinstance(template, torch.Tensor) else torch.device("cpu")
+        device = template.device if isinstance(template, torch.Tensor) else self._device
+        if record.kind == LeafKind.NUMPY.value:
+            device = torch.device("cpu")
         tensor = self._draft.allocate(
             stored,
             target,

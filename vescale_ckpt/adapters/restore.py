@@ -16,7 +16,7 @@ from torch import nn
 
 from vescale_ckpt.adapters.capture import is_stateful
 from vescale_ckpt.adapters.draft import Draft, Maker, Phase, SameContent, missing
-from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, names_in, walk_module
+from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, is_instance_of, names_in, walk_module
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder, has_arrays, is_group_params, is_live
 from vescale_ckpt.adapters.restore_optimizer import OptimizerRestorer
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.format.records import TensorRecord
     from vescale_ckpt.state.leaf import TensorLeaf
+
+
+_MAX_SHOWN = 8
+"""Keys that a note lists."""
 
 
 @dataclass(slots=True)
@@ -317,10 +321,26 @@ class _Walk:
     def _stateful(self, target: Any, node: Node, stored: Path, path: Path) -> Maker | None:
         if isinstance(node, PerRankNode):
             return self._differs(path, "an object without PerRank", node, stored)
-        maker = self._rebuild.make(target.state_dict(), node, stored, path)
+        template = target.state_dict()
+        if isinstance(template, dict) and isinstance(node, DictNode):
+            self._compare_keys(template, {key for key, _ in node.items}, path)
+            if is_instance_of(target, "torch.amp", "GradScaler") and bool(template) != bool(node.items):
+                has, lacks = ("enabled", "disabled") if template else ("disabled", "enabled")
+                return self._differs(path, f"a GradScaler that is {has}", node, stored, f"it was saved {lacks}")
+        maker = self._rebuild.make(template, node, stored, path)
         phase = Phase.EXTRA_STATE if isinstance(target, _ExtraState) else Phase.STATEFUL
         self._draft.later(phase, lambda: target.load_state_dict(maker()))
         return None
+
+    def _compare_keys(self, template: dict[Any, Any], found: set[Any], path: Path) -> None:
+        """Note in which keys an object's own state and the stored one differ: what that means is for it to say."""
+        for keys, which in (
+            (found - template.keys(), "the target has not"),
+            (template.keys() - found, "are not stored"),
+        ):
+            if keys and template:
+                shown = ", ".join(sorted(map(str, keys))[:_MAX_SHOWN])
+                self._draft.notes.append(f"'{fqn(path)}': {len(keys)} keys of its state {which}: {shown}")
 
     def _plain(self, target: Any, node: Node, stored: Path, path: Path) -> Maker | None:
         is_value = isinstance(node, ValueNode) or (target is None and not has_arrays(node))

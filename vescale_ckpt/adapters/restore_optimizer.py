@@ -156,7 +156,8 @@ class OptimizerRestorer:
                 made[key] = self._rebuild.make(group.get(key, NOTHING), node, stored, path)
             else:
                 self._draft.taken.add_below(stored, node)
-        kept = [key for key in group if key not in match.options and key not in KEYS_LEFT_OUT]
+        self._refuse_other_kind(site, index, match)
+        kept = [str(key) for key in group if key not in match.options and key not in KEYS_LEFT_OUT]
         if kept:
             self._draft.notes.append(f"'{site.name('param_groups', index)}': not stored, kept: {', '.join(kept)}")
 
@@ -164,6 +165,23 @@ class OptimizerRestorer:
             group.update({key: maker() for key, maker in made.items()})
 
         self._draft.later(Phase.OPTIMIZERS, install)
+
+    def _refuse_other_kind(self, site: _Site, index: int, match: StoredGroup) -> None:
+        """Note a snapshot of another kind of optimizer; switches come and go with versions of torch, numbers do not."""
+        own: dict[str, Any] = site.optimizer.defaults
+        lacks = [
+            key
+            for key, value in own.items()
+            if key not in match.options
+            and not isinstance(value, bool | None)
+            and self._draft.selector.takes(site.name("param_groups", index, key))
+        ]
+        if lacks:
+            self._draft.problems.append(
+                f"'{site.name('param_groups', index)}': the target's {type(site.optimizer).__name__} has "
+                f"{', '.join(lacks)}, the snapshot has not, it is of another kind of optimizer; use that kind, or "
+                f"keep the target's with ignore=({site.name('param_groups', '*', lacks[0])!r},)"
+            )
 
     def _parameter_state(self, site: _Site, group: StoredGroup, parameter: StoredParameter) -> None:
         path = (*site.path, "state", parameter.name)
@@ -226,7 +244,8 @@ class OptimizerRestorer:
     def _entry(self, existing: Any, node: Node, place: _Place, parameter: StoredParameter) -> Maker:
         """Plan one value of a parameter's state: in the memory it has, or in memory made like the parameter's."""
         if not isinstance(node, TensorNode):
-            return self._rebuild.make(existing, node, place.stored, place.path)
+            inner = Rebuilder(self._draft, device=parameter.tensor.device)
+            return inner.make(existing, node, place.stored, place.path)
         record, tensor = self._draft.record(place.stored), parameter.tensor
         shape = tuple(record.shape)
         counts_steps = place.path[-1] == "step" and shape == ()

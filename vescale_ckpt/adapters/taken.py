@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vescale_ckpt.state.tree import Node, Path, TensorNode, ValueNode, children, fqn, walk
+from vescale_ckpt.state.tree import DictNode, Node, Path, TensorNode, ValueNode, children, fqn, walk
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,6 +50,7 @@ class _Report:
         self._flags = flags
         self._selector = selector
         self._next = 0
+        self._optimizers: set[Path] = set()
 
     def lines(self, stored: Node) -> list[str]:
         return self._say((), stored, *self._visit(stored, ()))
@@ -61,6 +62,8 @@ class _Report:
             if self._flags[index] or not self._selector.takes(fqn(path)):
                 return (0, 0), []
             return ((1, 0) if isinstance(node, TensorNode) else (0, 1)), None
+        if isinstance(node, DictNode) and {"state", "param_groups"} <= {key for key, _ in node.items}:
+            self._optimizers.add(path)
         total, whole = (0, 0), True
         parts: list[tuple[Path, Node, tuple[int, int], list[str] | None]] = []
         for key, child in children(node):
@@ -87,14 +90,11 @@ class _Report:
             what = " and ".join(
                 f"{n} {kind}{'s' * (n != 1)}" for n, kind in zip(counts, ("tensor", "value"), strict=True) if n
             )
-        return f"unexpected '{name}': the snapshot has {what} that the target has no place for; {_way_out(name, path)}"
+        return f"unexpected '{name}': the snapshot has {what} that the target has no place for; {self._way_out(path)}"
 
-
-def _way_out(name: str, path: Path) -> str:
-    if "state" in path:
-        # moments have no place in a state_dict() made before the first step, nor without their parameter
-        return (
-            f"pass the optimizer itself, with this parameter, and not its state_dict(), or allow it with "
-            f"ignore=({name!r},)"
-        )
-    return f"add it to the target, or allow it with ignore=({name!r},)"
+    def _way_out(self, path: Path) -> str:
+        allow = f"or allow it with ignore=({fqn(path)!r},)"
+        if any(path[:end] in self._optimizers for end in range(len(path))):
+            # moments have no place in a state_dict() made before the first step, nor without their parameter
+            return f"pass the optimizer itself, with this parameter, and not its state_dict(), {allow}"
+        return f"add it to the target, {allow}"

@@ -692,6 +692,22 @@ def test_a_scaler_goes_on(memory):
     assert target.get_scale() == 8.0
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_that_was_off_does_not_load_into_one_that_is_on(memory, enabled):
+    saved, target = (torch.amp.GradScaler("cpu", enabled=on) for on in (enabled, not enabled))
+    (line,) = problems(memory, memory.save({"scaler": saved}), {"scaler": target})
+    assert line.startswith("'scaler':")
+    assert f"saved {'enabled' if enabled else 'disabled'}" in line
+
+
+def test_keys_in_which_an_objects_state_differs_are_noted(memory):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    saved = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    target = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    restore = memory.load(memory.save({"s": saved}), {"s": target})
+    assert any("'s': 1 keys of its state the target has not: step_size" in note for note in restore.notes)
+
+
 def test_a_function_that_a_scheduler_holds_stays(memory):
     class Mine(torch.optim.lr_scheduler.LRScheduler):
         def __init__(self, optimizer, factor):

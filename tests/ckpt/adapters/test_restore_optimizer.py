@@ -593,6 +593,19 @@ def test_a_model_without_memory_is_all_problems_and_no_crash(memory):
     assert all("meta device" in line for line in found)
 
 
+def test_another_kind_of_optimizer_is_a_problem(memory):
+    model = net()
+    saved = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step(model, saved)
+    stored = memory.save({"m": model, "o": saved})
+    target = {"m": net()}
+    target["o"] = torch.optim.AdamW(target["m"].parameters())
+    (line,) = problems(memory, stored, target)
+    assert "'o.param_groups.0'" in line
+    assert "AdamW has betas, eps" in line
+    assert problems(memory, stored, target, ignore=("o.param_groups.*.betas", "o.param_groups.*.eps")) == ()
+
+
 # layouts
 
 
