@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vescale_ckpt.adapters.capture import Captured, capture
+from vescale_ckpt.adapters.options import RestoreOptions
 from vescale_ckpt.adapters.restore import Restore, plan_restore
 from vescale_ckpt.format.records import TensorRecord
 from vescale_ckpt.state.dtypes import dtype_name
@@ -89,3 +92,56 @@ def load(stored: Stored, state, *, rank: int = 0, world_size: int = 1, **more) -
 def plan(stored: Stored, state, *, rank: int = 0, world_size: int = 1, **more) -> Restore:
     """Plan a load."""
     return plan_restore(state, stored.tree, stored.tensors, rank=rank, world_size=world_size, **more)
+
+
+def problems(stored: Stored, state, **more) -> tuple[str, ...]:
+    """Return what a load says is wrong; options may be given by their names."""
+    options = RestoreOptions(**{key: more.pop(key) for key in ("cast", "only", "ignore", "rename") if key in more})
+    return plan(stored, state, options=options, **more).problems
+
+
+def same_optimizers(one, other) -> None:
+    """Assert that two optimizers have the same groups and state, to the bit and to the type."""
+    a, b = one.state_dict(), other.state_dict()
+    assert a["state"].keys() == b["state"].keys()
+    for key, state in a["state"].items():
+        assert state.keys() == b["state"][key].keys()
+        for name, value in state.items():
+            twin = b["state"][key][name]
+            assert type(value) is type(twin), name
+            if isinstance(value, torch.Tensor):
+                assert (value.dtype, value.device) == (twin.dtype, twin.device), name
+                assert torch.equal(value, twin), name
+    assert a["param_groups"] == b["param_groups"]
+
+
+def leaves(state, path=()):
+    """Yield (path, value) of everything that is no container."""
+    if isinstance(state, dict | list | tuple) and not isinstance(state, torch.Size):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, state
+
+
+def same_states(one, other) -> None:
+    """Assert that two nested states are the same, to the bit and to the type."""
+    for (path, a), (twin, b) in zip(leaves(one), leaves(other), strict=True):
+        assert path == twin
+        assert type(a) is type(b), path
+        if isinstance(a, torch.Tensor):
+            assert same_bits(a, b), path
+        elif isinstance(a, np.ndarray):
+            assert np.array_equal(a, b), path
+        elif isinstance(a, io.BytesIO):
+            assert a.getvalue() == b.getvalue(), path
+        else:
+            assert a == b, path
+
+
+def same_bits(a, b) -> bool:
+    """Return whether two tensors are the same byte for byte, whatever their strides."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    x, y = (t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(x, y)
