@@ -94,7 +94,8 @@ def check_target(folder: str | os.PathLike[str], *, overwrite: bool = False) -> 
     if names and not overwrite:
         shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
         raise AlreadyExistsError(
-            f"cannot export to {path}: it is not empty ({shown}); name another folder, or overwrite the weights in it (--overwrite)",
+            f"cannot export to {path}: it is not empty ({shown}); name another folder, or --overwrite the "
+            "weights in it",
             path=str(path),
         )
     return ExportTarget(path, tuple(name for name in names if _is_ours(name)))
