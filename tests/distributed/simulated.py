@@ -126,6 +126,7 @@ def save(
     bases: Sequence[Manifest] = (),
     options: WriteOptions | None = None,
     slab_bytes: int = 1 << 20,
+    block_bytes: int = 1 << 20,
 ) -> Saved:
     """Stage and write every rank's share, one rank after another, and return the manifest that would be committed."""
     every = plans(state, world_size)
@@ -145,7 +146,7 @@ def save(
             backend,
             plan.tensors,
             DedupIndex(bases),
-            BufferPool(1 << 20, 6),
+            BufferPool(block_bytes, 6),
             options or WriteOptions(pack_bytes=1 << 20),
         )
         written.append(writer.write(parts))
