@@ -7,33 +7,23 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
-from vescale_ckpt.adapters.fresh import fresh_state
 from vescale_ckpt.collecting.gc import GcReport, collect_garbage
 from vescale_ckpt.errors import (
-    MismatchError,
+    ConfigError,
     RefNotFoundError,
     SnapshotNotFoundError,
     StoreNotFoundError,
 )
-from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest
-from vescale_ckpt.execute.read import Reader, ReadOptions
-from vescale_ckpt.execute.verify import VerifyReport, verify_snapshot
-from vescale_ckpt.geometry.box import Box
-from vescale_ckpt.plan.load_plan import Want, chunks_needed
 from vescale_ckpt.pruning import Deleted, Pruned, delete_snapshot, prune_run
-from vescale_ckpt.selection import box_of
-from vescale_ckpt.state.dtypes import dtype_from_name
-from vescale_ckpt.state.leaf import Piece
-from vescale_ckpt.state.tree import fqn
+from vescale_ckpt.snapshot import Snapshot
 from vescale_storage import loop, refs, root
-from vescale_storage.backends import open_backend
+from vescale_storage.backends import open_backend, probe_conditional_put
 from vescale_storage.collect.gc_objects import MarkReader
 from vescale_storage.collect.marks import DEFAULT_GRACE_SECONDS
+from vescale_storage.keys import STORE_KEY
 from vescale_storage.ref_records import SnapshotName
-from vescale_storage.wrappers.count import CountingBackend
+from vescale_storage.wrappers.count import Counters, CountingBackend
 from vescale_storage.wrappers.retry import RetryBackend, RetryPolicy
 
 if TYPE_CHECKING:
@@ -42,29 +32,11 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.format.records import Manifest
     from vescale_ckpt.retention import RetentionPolicy
-    from vescale_ckpt.state.tree import Path
     from vescale_storage.backend import Backend
     from vescale_storage.refs import Ref, Tag
     from vescale_storage.wrappers.count import Counts
 
 _MANIFESTS_KEPT = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What a snapshot says of one tensor."""
-
-    name: str
-    """Dotted name."""
-    path: Path
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    kind: str
-    """``tensor``, ``numpy``, ``bytes`` or ``bytes_io``."""
-    num_bytes: int
-    num_chunks: int
-    alias_of: str | None
-    """The name of the tensor that this one is tied to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +76,16 @@ class TagInfo:
 class Store:
     """Runs and snapshots at one URL. Safe for threads; made by ``open_store``."""
 
-    def __init__(self, backend: Backend, *, exists: bool, unsafe_no_conditional_put: bool = False) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        exists: bool,
+        unsafe_no_conditional_put: bool = False,
+        counters: Counters | None = None,
+    ) -> None:
         self.backend = backend
+        self._counters = counters
         self._exists = exists
         self._unsafe = unsafe_no_conditional_put
         self.marks = MarkReader(backend)
@@ -122,18 +102,17 @@ class Store:
     @property
     def counts(self) -> Counts | None:
         """Requests and bytes since the store was opened."""
-        return self.backend.counts if isinstance(self.backend, CountingBackend) else None
+        return self._counters.counts() if self._counters is not None else None
 
     def require(self, *, create: bool = False) -> None:
         """Check that there is a store here, or make one.
 
         Raises:
             StoreNotFoundError: there is none and ``create`` is false.
+            ConfigError: the storage ignores create-only puts, as old S3 servers do.
         """
         if not self._exists:
-            loop.run(
-                root.create_or_open_root(self.backend, create=create, unsafe_no_conditional_put=self._unsafe),
-            )
+            loop.run(_open_root(self.backend, create=create, unsafe=self._unsafe))
             self._exists = True
 
     def runs(self) -> list[str]:
@@ -350,112 +329,6 @@ class Store:
         return f"cannot find {wanted} in {self.url}: {there}"
 
 
-class Snapshot:
-    """One committed checkpoint; reading it needs no process group and no template."""
-
-    def __init__(self, store: Store, ref: Ref) -> None:
-        self._store = store
-        self.ref = ref
-        self._options = ReadOptions()
-
-    @property
-    def name(self) -> str:
-        """``run@step``."""
-        return f"{self.ref.run}@{self.ref.step}"
-
-    @property
-    def run(self) -> str:
-        """Name of the run."""
-        return self.ref.run
-
-    @property
-    def step(self) -> int:
-        """Number of the step."""
-        return self.ref.step
-
-    @property
-    def manifest(self) -> Manifest:
-        """The whole description."""
-        return self._store.manifest(self.ref)
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What the user gave to ``save(metadata=)``."""
-        return self.manifest.metadata
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return name -> what is known of every tensor, without reading any."""
-        manifest = self.manifest
-        first = manifest.chunks.first
-        found: dict[str, TensorInfo] = {}
-        for i, record in enumerate(manifest.tensors):
-            dtype = dtype_from_name(record.dtype)
-            alias = None if record.alias_of is None else fqn(manifest.tensors[record.alias_of].path)
-            volume = Box.whole(record.shape).volume
-            info = TensorInfo(
-                name=fqn(record.path),
-                path=record.path,
-                dtype=dtype,
-                shape=record.shape,
-                kind=record.kind,
-                num_bytes=volume * dtype.itemsize,
-                num_chunks=int(first[i + 1] - first[i]),
-                alias_of=alias,
-            )
-            name = info.name if info.name not in found else repr(record.path)  # {"a.b": 1} beside {"a": {"b": 1}}
-            found[name] = info
-        return found
-
-    def read(self, path: str | Path, box: Box | slice | tuple[slice, ...] | None = None) -> torch.Tensor:
-        """Return a box of a tensor as a new CPU tensor, reading only the chunks that it touches.
-
-        Args:
-            path: dotted name, or the tuple of keys.
-            box: a ``Box``, slices of step 1 for the leading dims, or None for the whole tensor.
-
-        Raises:
-            NotFoundError: the snapshot has no such tensor.
-            InvalidInputError: the box is outside the tensor.
-            CorruptionError: stored bytes are damaged.
-        """
-        manifest = self.manifest
-        index = manifest.find(path)
-        record = manifest.tensors[index]
-        wanted = box_of(box, record.shape, fqn(record.path))
-        out = torch.empty(wanted.shape, dtype=dtype_from_name(record.dtype))
-        needs = chunks_needed(manifest, [Want(index, wanted)])
-        filler = Filler(manifest, [Piece(wanted, out)])
-        Reader(self._store.backend, manifest, self._options).read(needs, filler.deliver)
-        return out
-
-    def state_dict(self) -> Any:
-        """Return the whole state in this process: the saved nesting with CPU tensors; ties are one memory.
-
-        Values that every rank had for itself come as a dict from rank to value.
-        """
-        manifest = self.manifest
-        fresh = fresh_state(manifest.tree, {record.path: record for record in manifest.tensors})
-        if fresh.problems:
-            raise MismatchError(
-                f"cannot make a state of {self.name}: {'; '.join(fresh.problems)}", problems=fresh.problems
-            )
-        pieces = [piece for leaf in fresh.leaves for piece in leaf.pieces]
-        wants = [Want(manifest.find(leaf.path), piece.box) for leaf in fresh.leaves for piece in leaf.pieces]
-        needs = chunks_needed(manifest, wants)
-        Reader(self._store.backend, manifest, self._options).read(
-            needs, Filler(manifest, pieces).deliver, range(len(manifest.packs))
-        )
-        fresh.finish()
-        return fresh.state
-
-    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Read everything and return what is wrong with it."""
-        return verify_snapshot(self._store.backend, self.manifest, self._options, progress)
-
-    def __repr__(self) -> str:
-        return f"Snapshot({self.name!r} version {self.ref.version} in {self._store.url})"
-
-
 def open_store(
     url: str | os.PathLike[str],
     *,
@@ -479,11 +352,38 @@ def open_store(
         ConfigError: there is something else here, or an option is wrong.
         StorageError: the place cannot be reached.
     """
-    backend = RetryBackend(CountingBackend(open_backend(url, storage_options)), retry or RetryPolicy())
+    counters = Counters()
+    counted = CountingBackend(open_backend(url, storage_options), counters)
+    backend = RetryBackend(counted, retry or RetryPolicy(), on_retry=counters.add_retry)
     try:
-        loop.run(root.create_or_open_root(backend, create=False, unsafe_no_conditional_put=unsafe_no_conditional_put))
+        loop.run(_open_root(backend, create=False, unsafe=unsafe_no_conditional_put))
+        exists = True
+    except StoreNotFoundError:
+        exists = False
+        if not create:
+            loop.run(backend.close())
+            raise
+    except BaseException:
+        loop.run(backend.close())
+        raise
+    return Store(backend, exists=exists, unsafe_no_conditional_put=unsafe_no_conditional_put, counters=counters)
+
+
+async def _open_root(backend: Backend, *, create: bool, unsafe: bool) -> None:
+    """Open the store behind a back end, or make one where the storage keeps its word about create-only puts."""
+    try:
+        await root.create_or_open_root(backend, create=False, unsafe_no_conditional_put=unsafe)
     except StoreNotFoundError:
         if not create:
             raise
-        return Store(backend, exists=False, unsafe_no_conditional_put=unsafe_no_conditional_put)
-    return Store(backend, exists=True, unsafe_no_conditional_put=unsafe_no_conditional_put)
+    else:
+        return
+    await root.create_or_open_root(backend, create=True, unsafe_no_conditional_put=unsafe)
+    if unsafe or await probe_conditional_put(backend):
+        return
+    await backend.delete(STORE_KEY)
+    raise ConfigError(
+        f"cannot make a store at {backend.url}: the server takes create-only puts and ignores the condition, so two "
+        "savers could overwrite each other's ref; use one that has conditional writes, or, if never more than one "
+        "process saves there, pass unsafe_no_conditional_put=True"
+    )

@@ -4,7 +4,7 @@ import pytest
 
 import vescale_ckpt as vc
 from vescale_ckpt.errors import StorageError, UnsupportedVersionError
-from vescale_ckpt.store import Snapshot
+from vescale_ckpt.snapshot import Snapshot
 
 
 def packs(url):

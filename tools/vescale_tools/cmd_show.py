@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.snapshot import Snapshot
     from vescale_ckpt.state.tree import Node, Path
-    from vescale_ckpt.store import Snapshot
     from vescale_tools.sizes import Totals
 
 _COLUMNS = ("name", "type", "shape", "size", "chunks", "")

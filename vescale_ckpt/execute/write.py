@@ -19,7 +19,7 @@ import torch
 
 from vescale_ckpt.errors import InternalError, ObjectNotFoundError
 from vescale_ckpt.format.records import PackRecord
-from vescale_ckpt.plan.parts import ChunkPlan, chunks_of
+from vescale_ckpt.plan.parts import ChunkPlan, chunks_of, sample_tile
 from vescale_ckpt.stage.raw import aligned, memory_of, shaped
 from vescale_storage import loop
 from vescale_storage.digest import digest, digest_parts
@@ -47,6 +47,8 @@ class WriteOptions:
     """A pack is closed when it holds this many bytes."""
     codec: int = Codec.RAW
     """A ``Codec``; a chunk that does not shrink is stored raw all the same."""
+    compare_whole: bool = True
+    """Copies of a tensor are compared by all tiles; else by its ``sample_tile``."""
     num_workers: int = 2
     """Threads that gather and hash."""
     num_puts: int = 4
@@ -70,7 +72,7 @@ class Written:
     new_packs: set[str] = field(default_factory=set)
     """Names of the packs that this save made."""
     compared: dict[int, bytes] = field(default_factory=dict)
-    """Tensor -> digest of all its tiles' digests, for tensors of which other ranks hold a copy."""
+    """Tensor -> digest of the digests of its tiles that are compared, for tensors of which other ranks hold a copy."""
     bytes_total: int = 0
     """Of all chunks, before dedup and codec."""
     bytes_deduplicated: int = 0
@@ -153,7 +155,7 @@ class Writer:
 
         Args:
             parts: staged parts, in the plan's order; released as their bytes are gathered.
-            compared: tensors whose digest over all tiles to return in ``Written.compared``.
+            compared: tensors whose digest over the tiles compared to return in ``Written.compared``.
 
         Raises:
             VeScaleError: of the back end; nothing is committed, packs already put stay for a retry or for gc.
@@ -241,7 +243,7 @@ class Writer:
         block.users = 1
         for item, (name, codec, stored) in zip(block.items, results, strict=True):
             chunk = item.chunk
-            if chunk.tensor in self._tile_digests:
+            if chunk.tensor in self._tile_digests and self._is_compared(chunk):
                 self._tile_digests[chunk.tensor][chunk.tile] = name
             if not chunk.stored:
                 continue
@@ -257,6 +259,9 @@ class Writer:
             self._close_pack()
         while self._puts and (self._puts[0][1].done() or len(self._puts) > self._options.num_puts):
             self._settle()
+
+    def _is_compared(self, chunk: ChunkPlan) -> bool:
+        return self._options.compare_whole or chunk.tile == sample_tile(self._records[chunk.tensor])
 
     def _known(self, name: bytes) -> tuple[int, int, int, int] | None:
         """Return (pack, offset, length, codec) of a chunk that is stored already."""

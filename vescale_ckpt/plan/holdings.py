@@ -36,6 +36,8 @@ class LeafSpec:
     holding: str
     """A ``state.leaf.Holding`` value."""
     alias_of: Path | None = None
+    abstains: bool = False
+    """This rank holds no element, so it cannot see whether the tensor is tied, and leaves that to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,16 @@ class Holdings:
     def table_bytes(self) -> bytes:
         """Return the table part, equal on ranks that hold the same tensors."""
         rows = [
-            [list(s.path), s.dtype, s.item_bytes, list(s.shape), s.kind, s.holding, s.alias_of and list(s.alias_of)]
+            [
+                list(s.path),
+                s.dtype,
+                s.item_bytes,
+                list(s.shape),
+                s.kind,
+                s.holding,
+                s.alias_of and list(s.alias_of),
+                s.abstains,
+            ]
             for s in self.specs
         ]
         return json.dumps(rows, ensure_ascii=True, separators=(",", ":")).encode()
@@ -92,7 +103,6 @@ def decode_boxes(data: bytes, num_specs: int) -> tuple[npt.NDArray[np.int64], np
 
 
 def _spec(row: list[Any]) -> LeafSpec:
-    path, dtype, item_bytes, shape, kind, holding, alias_of = row
-    return LeafSpec(
-        tuple(path), dtype, item_bytes, tuple(shape), kind, holding, None if alias_of is None else tuple(alias_of)
-    )
+    path, dtype, item_bytes, shape, kind, holding, alias_of, abstains = row
+    alias = None if alias_of is None else tuple(alias_of)
+    return LeafSpec(tuple(path), dtype, item_bytes, tuple(shape), kind, holding, alias, abstains)

@@ -53,6 +53,14 @@ def parts_of(
             yield Part(region.tensor, box, stored=True)
 
 
+def sample_tile(record: TensorRecord) -> int:
+    """Return the tile that stands for a tensor where its copies are compared in part: the only one, or a middle one.
+
+    Copies that are not meant to be copies (another rank's slice, another seed's weights) differ all over.
+    """
+    return TileGrid(record.shape, record.tile).num_tiles // 2
+
+
 def compared_parts(
     compared: Iterable[int],
     regions: Sequence[Region],
@@ -66,7 +74,7 @@ def compared_parts(
         compared: tensors that this rank holds whole as one of several copies.
         regions: what this rank writes.
         records: the tensor table.
-        every: also tensors of more than one tile; else only small ones.
+        every: all tiles of a tensor; else its ``sample_tile`` alone.
     """
     written: dict[int, list[Region]] = {}
     for region in regions:
@@ -74,12 +82,11 @@ def compared_parts(
     for tensor in compared:
         record = records[tensor]
         grid = TileGrid(record.shape, record.tile)
-        if grid.num_tiles > 1 and not every:
-            continue
         mine: set[int] = set()
         for region in written.get(tensor, ()):
             mine.update(region.tiles if region.tiles is not None else (tile for tile, _ in grid.cut(region.box)))
-        for tile in range(grid.num_tiles):
+        asked = range(grid.num_tiles) if every else range(grid.num_tiles)[sample_tile(record) :][:1]
+        for tile in asked:
             if tile not in mine:
                 yield Part(tensor, grid.box(tile), stored=False)
 

@@ -7,7 +7,7 @@ bytes rises evenly; a box at a cut is divided along the tile grid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +68,10 @@ def merge_tables(tables: Sequence[tuple[Sequence[int], Sequence[LeafSpec]]]) -> 
     for ranks, specs in tables:
         for spec in specs:
             known, rank = first.setdefault(spec.path, (spec, ranks[0]))
-            if known != spec:
+            if known.abstains and not spec.abstains:
+                first[spec.path] = (spec, ranks[0])
+            vote = replace(spec, alias_of=known.alias_of) if known.abstains or spec.abstains else spec
+            if replace(known, abstains=False) != replace(vote, abstains=False):
                 problems.append(_disagreement(known, rank, spec, ranks[0]))
     if problems:
         raise MismatchError(

@@ -197,4 +197,5 @@ def _spec(leaf: TensorLeaf) -> LeafSpec:
         kind=str(leaf.kind),
         holding=str(leaf.holding),
         alias_of=leaf.alias_of,
+        abstains=leaf.alias_of is None and all(piece.box.volume == 0 for piece in leaf.pieces),
     )

@@ -121,6 +121,7 @@ class Background:
             options = WriteOptions(
                 pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
                 codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
+                compare_whole=self._options.check_replicas,
             )
             writer = Writer(self._store.backend, plan.tensors, index, self.pools.blocks, options, marked=marked)
             written = writer.write(job.parts, job.compared)

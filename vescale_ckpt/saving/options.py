@@ -28,7 +28,7 @@ class SaveOptions:
     overlap_staging: bool = True
     """Copy what an optimizer owns while forward and backward run; its next ``step`` waits for the copy."""
     check_replicas: bool = False
-    """Compare all copies of replicated tensors, not only those of one tile."""
+    """Compare all copies of replicated tensors to the last byte; else, of those of several tiles, one tile each."""
     codec: str = "raw"
     """``raw`` or ``zstd``."""
     pack_bytes: int = 64 << 20

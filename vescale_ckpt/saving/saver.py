@@ -85,7 +85,7 @@ class Saver:
             per_rank=prepared.per_rank,
             bases=bases,
             metadata=metadata,
-            compared=self._compared(agreement.plan),
+            compared=frozenset(agreement.plan.compared),
             parts=PartQueue(keep=self._options.retries > 0),
             began=began,
         )
@@ -157,12 +157,6 @@ class Saver:
         if isinstance(cause, VeScaleError):
             raise RankFailureError(f"{message} - {cause}", step=step) from cause
         raise RankFailureError(message, step=step) from cause
-
-    def _compared(self, plan: SavePlan) -> frozenset[int]:
-        """Return the tensors whose copies on several ranks are to be compared."""
-        if self._options.check_replicas:
-            return frozenset(plan.compared)
-        return frozenset(t for t in plan.compared if plan.tensors[t].is_one_tile)
 
     def _stage(self, job: Job, captured: Captured, state: Any, *, blocking: bool) -> None:
         """Hand what this rank writes to the background, copied where the caller goes on meanwhile."""

@@ -71,7 +71,7 @@ class ShardedView:
                 f"shape {shape} laid out by {layout.placements} on mesh {layout.mesh_shape} gives coordinate {at} a "
                 f"local tensor of shape {expected}, but it holds {tuple(local.shape)}"
             )
-        pieces = [(span.box.offset, span.view_of(local)) for span in spans(layout, shape, at)]
+        pieces = [(span.box.offset, span.view_of(local.detach())) for span in spans(layout, shape, at)]
         return cls(shape, local.dtype, pieces)
 
     @property

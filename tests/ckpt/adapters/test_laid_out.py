@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from vescale_ckpt.adapters.capture import capture
-from vescale_ckpt.adapters.laid_out import laid_out
 from vescale_ckpt.errors import LayoutError
 from vescale_ckpt.layout.layout import Layout, local_shape
 from vescale_ckpt.layout.mesh import coordinates
 from vescale_ckpt.layout.placement import Flat, Interleaved, Shard
+from vescale_ckpt.state.sharded_view import ShardedView
 
 
 def test_sections_cut_by_themselves_are_stored_in_order_and_cut_again_otherwise(memory):
@@ -19,11 +19,11 @@ def test_sections_cut_by_themselves_are_stored_in_order_and_cut_again_otherwise(
     locals_ = {at: torch.zeros(local_shape(saved, (16, 3), at)) for at in coordinates((2, 2))}
     stored = memory.save({"w": full})
     for rank, at in enumerate(coordinates((2, 2))):
-        memory.load(stored, {"w": laid_out(locals_[at], saved, (16, 3), at)}, rank=rank, world_size=4)
+        memory.load(stored, {"w": ShardedView.laid_out(locals_[at], (16, 3), saved, at)}, rank=rank, world_size=4)
     assert locals_[0, 0][:, 0].tolist() == [0.0, 3.0, 6.0, 9.0]
     assert locals_[1, 0][:, 0].tolist() == [1000.0, 1003.0, 1006.0, 1009.0]
     again = memory.store({
-        rank: capture({"w": laid_out(locals_[at], saved, (16, 3), at)}, rank=rank)
+        rank: capture({"w": ShardedView.laid_out(locals_[at], (16, 3), saved, at)}, rank=rank)
         for rank, at in enumerate(coordinates((2, 2)))
     })  # fmt: skip
     assert torch.equal(again.full["w",], full)
@@ -42,7 +42,7 @@ def test_a_flat_bucket_without_its_padding(memory):
                 start, stop = flat.ranges[rank]
                 at = max(starts[i] - rank * (48 // world_size), 0)
                 local = buckets[rank][at : at + stop - start]
-                views[str(i)] = laid_out(local, Layout((world_size,), (flat,)), (numel,), (rank,))
+                views[str(i)] = ShardedView.laid_out(local, (numel,), Layout((world_size,), (flat,)), (rank,))
             yield rank, views
 
     two = torch.cat([*full, torch.full((7,), -1.0)]).reshape(2, 24)
@@ -57,4 +57,4 @@ def test_a_flat_bucket_without_its_padding(memory):
 
 def test_a_local_tensor_of_another_shape_is_refused():
     with pytest.raises(LayoutError, match=r"\(2, 3\).*\(3, 3\)"):
-        laid_out(nn.Parameter(torch.zeros(3, 3)), Layout((2,), (Shard(0),)), (4, 3), (0,))
+        ShardedView.laid_out(nn.Parameter(torch.zeros(3, 3)), (4, 3), Layout((2,), (Shard(0),)), (0,))

@@ -70,10 +70,8 @@ def test_the_way_out_of_a_refused_dtype_works():
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", STORED, ids=str)
+@pytest.mark.parametrize("dtype", [dtype for dtype in STORED if dtype is not torch.bool], ids=str)
 def test_all_byte_values_pass_through_a_view(dtype):
-    if dtype is torch.bool:
-        pytest.skip("a bool is 0 or 1")
     raw = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(raw.view(dtype).clone().view(torch.uint8), raw)
 
