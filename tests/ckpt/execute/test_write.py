@@ -304,6 +304,22 @@ def test_a_copy_that_is_only_compared_gives_the_digest_that_its_writer_gives():
     assert write(storage(), [other], tile=(64, 64), compared=frozenset({0})).compared != writes.compared
 
 
+def test_copies_are_compared_by_one_tile_where_that_is_enough():
+    tensor, small = random((128, 64)), random((9, 9))
+    compared = frozenset({0, 1})
+    writes = write(storage(), [tensor, small], tile=(64, 64), compared=compared, compare_whole=False)
+    assert writes.compared == {0: digest_parts([writes.digest[1]]), 1: digest_parts([writes.digest[2]])}
+    elsewhere, there = tensor.clone(), tensor.clone()
+    elsewhere[3, 3] += 1
+    there[100, 3] += 1
+    again = [
+        write(storage(), [other, small], tile=(64, 64), compared=compared, compare_whole=False).compared
+        for other in (elsewhere, there)
+    ]
+    assert again[0] == writes.compared
+    assert again[1] != writes.compared
+
+
 def test_the_order_in_which_tiles_come_does_not_matter_to_the_comparison():
     tensor = random((128, 64))
     tiles = [Box((0, 0), (64, 64)), Box((64, 0), (64, 64))]

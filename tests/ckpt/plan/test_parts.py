@@ -8,7 +8,7 @@ from vescale_ckpt.format.records import TensorRecord
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.geometry.cover import check_cover
 from vescale_ckpt.geometry.tiles import TileGrid, tile_shape
-from vescale_ckpt.plan.parts import Part, chunks_of, compared_parts, cut_to_size, parts_of
+from vescale_ckpt.plan.parts import Part, chunks_of, compared_parts, cut_to_size, parts_of, sample_tile
 from vescale_ckpt.plan.save_plan import Region
 
 SHAPE = (1000, 700)
@@ -105,15 +105,16 @@ def test_a_scalar_is_one_whole_chunk():
 
 
 def test_copies_that_this_rank_does_not_write_are_hashed_tile_by_tile():
-    small, large = record((8,), tile=(8,)), record((10, 10), tile=(5, 5))
-    records = [small, large, small]
+    small, large, none = record((8,), tile=(8,)), record((10, 10), tile=(5, 5)), record((0, 3), tile=(1, 3))
+    records = [small, large, small, none]
     regions = [Region(1, Box.whole((10, 10)), (1, 3)), Region(2, Box.whole((8,)), None)]
-    few = list(compared_parts([0, 1, 2], regions, records, every=False))
-    assert few == [Part(0, Box.whole((8,)), stored=False)], (
-        "a large one is left out, and one that is written is hashed so"
-    )
-    every = list(compared_parts([0, 1, 2], regions, records, every=True))
-    assert every == [*few, *(Part(1, grid_of(large).box(tile), stored=False) for tile in (0, 2))]
+    few = list(compared_parts([0, 1, 2, 3], regions, records, every=False))
+    sample = Part(1, grid_of(large).box(sample_tile(large)), stored=False)
+    assert few == [Part(0, Box.whole((8,)), stored=False), sample], "one that is written is hashed so"
+    every = list(compared_parts([0, 1, 2, 3], regions, records, every=True))
+    assert every == [few[0], *(Part(1, grid_of(large).box(tile), stored=False) for tile in (0, 2))]
+    writes_it = [Region(1, Box.whole((10, 10)), (sample_tile(large),))]
+    assert list(compared_parts([1], writes_it, records, every=False)) == []
 
 
 def test_written_and_compared_parts_are_all_tiles_once():
