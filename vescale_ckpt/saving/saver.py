@@ -30,7 +30,7 @@ from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.merge import split_per_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.plan.save_plan import SavePlan
@@ -161,12 +161,13 @@ class Saver:
     def _stage(self, job: Job, captured: Captured, state: Any, *, blocking: bool) -> None:
         """Hand what this rank writes to the background, copied where the caller goes on meanwhile."""
         began = time.monotonic()
+        stager = Stager(self._background.pools.slabs, self._options.deadline_seconds)
         plan = job.agreement.plan
         by_path = {leaf.path: leaf for leaf in captured.leaves}
         leaves = [by_path.get(record.path) for record in plan.tensors]
         parts = self._parts(job, plan)
         if blocking:
-            self._copy(job, parts, leaves, in_place=True)
+            self._copy(job, stager, parts, leaves, in_place=True)
             job.parts.end()
             job.seconds["stage"] = time.monotonic() - began
             return
@@ -177,24 +178,23 @@ class Saver:
             later = [part for part in parts if _is_in(leaves[part.tensor], owned)]
             chosen = {id(part) for part in later}
             parts = [part for part in parts if id(part) not in chosen]
-        self._copy(job, parts, leaves, in_place=False)
+        self._copy(job, stager, parts, leaves, in_place=False)
         job.seconds["stage"] = time.monotonic() - began
         if later:
-            self._copy_behind(job, later, leaves, optimizers)
+            self._copy_behind(job, lambda: self._copy(job, stager, later, leaves, in_place=False), optimizers)
         else:
             job.parts.end()
             job.handle.advance(SaveState.STAGED)
 
-    def _copy_behind(
-        self, job: Job, parts: list[Part], leaves: list[TensorLeaf | None], optimizers: list[torch.optim.Optimizer]
-    ) -> None:
+    @staticmethod
+    def _copy_behind(job: Job, copy_rest: Callable[[], None], optimizers: list[torch.optim.Optimizer]) -> None:
         """Stage the last parts on a thread of their own, and make the optimizers wait for it."""
         began = time.monotonic()
         hooks = [optimizer.register_step_pre_hook(_Wait(job.handle)) for optimizer in optimizers]
 
         def copy() -> None:
             try:
-                self._copy(job, parts, leaves, in_place=False)
+                copy_rest()
                 job.parts.end()
                 job.handle.advance(SaveState.STAGED)
             except BaseException as error:  # noqa: BLE001 -- the queue carries it to the background, which reports it
@@ -215,14 +215,16 @@ class Saver:
             *compared_parts(sorted(job.compared), plan.regions, plan.tensors, every=every),
         ]
 
-    def _copy(self, job: Job, parts: Iterable[Part], leaves: Sequence[TensorLeaf | None], *, in_place: bool) -> None:
+    @staticmethod
+    def _copy(
+        job: Job, stager: Stager, parts: Iterable[Part], leaves: Sequence[TensorLeaf | None], *, in_place: bool
+    ) -> None:
         """Stage parts; where that fails, so does the job."""
 
         def give_up() -> None:
             if job.handle.done:
                 job.handle.result()
 
-        stager = Stager(self._background.pools.slabs, self._options.deadline_seconds)
         try:
             with torch.no_grad():
                 stager.stage(parts, leaves, job.parts.put, in_place=in_place, on_wait=give_up)

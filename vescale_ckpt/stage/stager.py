@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vescale_ckpt.errors import InternalError
+from vescale_ckpt.stage.device import SideStream
 from vescale_ckpt.stage.raw import aligned, as_integers, shaped
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class StagedPart:
 class Stager:
     """Copies parts of leaves to host memory."""
 
-    def __init__(self, pool: BufferPool, deadline_seconds: float) -> None:
+    def __init__(self, pool: BufferPool, deadline_seconds: float, stream: SideStream | None = None) -> None:
         self._pool = pool
         self._deadline_seconds = deadline_seconds
+        self._stream = stream or SideStream()
 
     def stage(
         self,
@@ -106,7 +108,8 @@ class Stager:
                     slab = None  # where the wait for the next one fails, this one must not be finished twice
                     slab, start = self._slab(size, on_wait), 0
                 target = shaped(slab.buffer, start, view.dtype, part.box.shape)
-                target.copy_(as_integers(view), non_blocking=view.device.type == "cuda")
+                with self._stream.copying(view) as may_return_early:
+                    target.copy_(as_integers(view), non_blocking=may_return_early)
                 slab.hold()
                 ready.append(StagedPart(part, target, slab))
                 start = aligned(start + size)
@@ -120,13 +123,11 @@ class Stager:
             return Slab(torch.empty(size, dtype=torch.uint8), lambda _: None)
         return Slab(self._pool.take(self._deadline_seconds, on_wait), self._pool.give_back)
 
-    @staticmethod
-    def _finish(slab: Slab | None, ready: list[StagedPart], hand_over: Callable[[StagedPart], None]) -> None:
+    def _finish(self, slab: Slab | None, ready: list[StagedPart], hand_over: Callable[[StagedPart], None]) -> None:
         """Wait for the copies into a slab and hand its parts over."""
         if slab is None:
             return
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()
+        self._stream.wait()
         for staged in ready:
             hand_over(staged)
         ready.clear()
