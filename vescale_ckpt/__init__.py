@@ -1,6 +1,7 @@
 """A content-addressed checkpoint store for PyTorch: save from any parallel layout, load into any other."""
 
 from vescale_ckpt.checkpointer import Checkpointer, load, save
+from vescale_ckpt.collecting.gc import GcReport
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.loading.loader import LoadReport
@@ -16,6 +17,7 @@ from vescale_ckpt.store import Store, open_store
 __all__ = [
     "Box",
     "Checkpointer",
+    "GcReport",
     "LoadReport",
     "PerRank",
     "ReadOptions",
