@@ -31,7 +31,8 @@ def open_backend(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
         url: a path or ``file://`` URL, ``memory://name`` (this process only), ``s3://bucket/prefix``, or a URL of any
             other scheme that fsspec knows.
         storage_options: for a local folder ``durable`` and ``num_threads``; for others what the file system's class
-            takes (for S3: ``key``, ``secret``, ``token``, ``endpoint_url``, ``client_kwargs``, ...).
+            takes (for S3: ``key``, ``secret``, ``token``, ``endpoint_url``, ``client_kwargs``, ...). For S3 also
+            ``client``: ``s3fs``, or ``obstore`` for its fast path (the extra ``fast``).
 
     Raises:
         ConfigError: the URL is empty or names an unknown scheme, or an option is unknown.
@@ -52,14 +53,29 @@ def open_backend(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
         _refuse_unknown(text, options, frozenset())
         return MemoryBackend(rest.rstrip("/"))
     if scheme in _S3_SCHEMES:
-        # Only now: the S3 client takes half a second to import, and few need it.
-        from vescale_storage.backends.s3 import S3Backend  # noqa: PLC0415
-
-        own = {name: options.pop(name) for name in _S3_OPTIONS & set(options)}
-        return S3Backend(f"s3://{rest}", options, **own)
+        return _open_s3(f"s3://{rest}", options)
     from vescale_storage.backends.fsspec import FsspecBackend  # noqa: PLC0415 - likewise
 
     return FsspecBackend(text, options)
+
+
+def _open_s3(url: str, options: dict[str, Any]) -> Backend:
+    # Only now: the S3 client takes half a second to import, and few need it.
+    from vescale_storage.backends.s3 import S3Backend  # noqa: PLC0415
+
+    own = {name: options.pop(name) for name in _S3_OPTIONS & set(options)}
+    client = options.pop("client", "s3fs")
+    if client == "s3fs":
+        return S3Backend(url, options, **own)
+    if client != "obstore":
+        raise ConfigError(f"cannot open {url!r} with client={client!r}: known are 's3fs' and 'obstore'")
+    try:
+        from vescale_storage.backends.obstore import ObstoreBackend  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"cannot open {url!r} with client='obstore': {error}; pip install 'vescale-ckpt[fast]', or leave out client"
+        ) from error
+    return ObstoreBackend(url, options, **own)
 
 
 def _refuse_unknown(url: str, options: Mapping[str, Any], known: frozenset[str]) -> None:

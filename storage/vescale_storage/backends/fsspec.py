@@ -42,6 +42,8 @@ _INLINE_BYTES: Final = 2**20
 """A larger copy is made on a thread, so that it does not hold the event loop."""
 _MAX_OBJECT_BYTES: Final = 5 * 2**40
 _IN_PROCESS: Final = frozenset({"memory"})
+_EXTRAS: Final = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""Scheme -> the extra of this package that brings its file system."""
 _CLIENT_FIELDS: Final = ("_s3", "_session", "service_client")
 """Where s3fs, gcsfs and http, and adlfs keep what they have opened; fsspec has no word for it."""
 _TIME_FIELDS: Final = ("mtime", "LastModified", "last_modified", "updated", "modified", "created", "creation_time")
@@ -307,9 +309,12 @@ class _Filesystems:
         scheme = self._url.partition("://")[0]
         try:
             kind = fsspec.get_filesystem_class(scheme)
-        except ImportError as error:
-            raise ConfigError(f"cannot open {self._shown_url}: {error}") from error
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
+            if scheme in _EXTRAS:
+                message = f"{error}; pip install 'vescale-ckpt[{_EXTRAS[scheme]}]'"
+                raise ConfigError(f"cannot open {self._shown_url}: {message}") from error
+            if isinstance(error, ImportError):
+                raise ConfigError(f"cannot open {self._shown_url}: {error}") from error
             known = ", ".join(fsspec.available_protocols())
             raise ConfigError(f"cannot open {self._shown_url}: unknown scheme {scheme!r}; known are {known}") from error
         extra = {"asynchronous": True} if kind.async_impl else {}

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import botocore.exceptions
 import s3fs
@@ -34,6 +34,17 @@ _DEFAULT_CONFIG: Final[Mapping[str, Any]] = {
 }
 # Hashing the body for its signature would hold the event loop; the checksum that travels with it is made on a thread.
 _DEFAULT_S3_CONFIG: Final[Mapping[str, Any]] = {"payload_signing_enabled": False}
+
+
+class Endpoint(NamedTuple):
+    """Where requests go and as whom, for a client of another library that is to do the same."""
+
+    url: str
+    region: str
+    key: str | None
+    """None for requests that are not signed."""
+    secret: str | None
+    token: str | None
 
 
 class S3Client:
@@ -85,6 +96,25 @@ class S3Client:
         """Return whether uploads carry checksums (``request_checksum_calculation``, on unless configured off)."""
         client = await (await self._open()).set_session()
         return bool(client.meta.config.request_checksum_calculation != "when_required")
+
+    async def endpoint(self) -> Endpoint:
+        """Return what s3fs has found; temporary credentials are renewed on the way, so ask before every request.
+
+        Raises:
+            NoCredentialsError: there are none.
+        """
+        filesystem = await self._open()
+        client = await filesystem.set_session()
+        place = (client.meta.endpoint_url, client.meta.region_name)
+        if filesystem.anon:
+            return Endpoint(*place, None, None, None)
+        if filesystem.key and filesystem.secret:
+            return Endpoint(*place, filesystem.key, filesystem.secret, filesystem.token)
+        found = await filesystem.session.get_credentials()
+        if found is None:
+            raise botocore.exceptions.NoCredentialsError
+        frozen = await found.get_frozen_credentials()
+        return Endpoint(*place, frozen.access_key, frozen.secret_key, frozen.token)
 
     async def close(self) -> None:
         """Close the connections of this loop; those of other loops close with the process."""

@@ -53,6 +53,16 @@ def test_what_cannot_be_opened(url, options, match):
         open_backend(url, options)
 
 
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("gs://bucket/p", "gcsfs", "gcs"), ("az://container/p", "adlfs", "azure"), ("abfss://c/p", "abfss", "azure")],
+)
+def test_a_missing_package_is_named_with_its_extra(url, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"{package}.*pip install 'vescale-ckpt\[{extra}\]'"):
+        open_backend(url)
+
+
 def test_options_reach_the_back_end_and_are_not_changed(tmp_path):
     options = {"durable": False, "num_threads": 3}
     backend = open_backend(tmp_path, options)

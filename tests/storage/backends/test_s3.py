@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import io
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
-import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.storage.s3_proxy import Proxy, cut_answer, error_answer, hang_up
 from vescale_storage.backends import open_backend, probe_conditional_put
 from vescale_storage.backends.s3 import S3Backend
 from vescale_storage.errors import (
@@ -47,78 +44,18 @@ class TestConformance(BackendConformance):
         return open_backend(backend.url, self.place.storage_options)
 
 
-# A proxy that tampers
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass
-class Proxy:
-    """Forwards to the server; ``tamper`` may answer in its place, or change what comes back."""
-
-    target: str
-    seen: list[str] = field(default_factory=list)
-    """Method and query keys of every request."""
-    tamper: Callable[[web.Request, Handler], Awaitable[web.StreamResponse]] | None = None
-    url: str = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(f"{request.method} {','.join(sorted(request.query))}".strip())
-        if self.tamper is not None:
-            return await self.tamper(request, self.forward)
-        return await self.forward(request)
-
-    async def forward(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "expect"}
-        async with (
-            aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Content-Type", "User-Agent"]) as session,
-            session.request(
-                request.method, self.target + request.raw_path, headers=headers, data=io.BytesIO(body)
-            ) as answer,
-        ):
-            kept = {
-                name: value
-                for name, value in answer.headers.items()
-                if name.lower() not in {"transfer-encoding", "content-length", "connection"}
-            }
-            content = await answer.read()
-            if request.method == "HEAD":
-                kept["Content-Length"] = answer.headers.get("Content-Length", "0")
-            return web.Response(status=answer.status, headers=kept, body=content)
-
-
-def error_answer(status, code):
-    return web.Response(
-        status=status, content_type="application/xml", text=f"<Error><Code>{code}</Code><Message>m</Message></Error>"
-    )
-
-
-def hang_up(request):
-    request.transport.abort()
-    return web.Response()
+# Behind a proxy that tampers
 
 
 @contextlib.asynccontextmanager
 async def behind_proxy(place, **options):
     """Yield a back end and the proxy it goes through."""
-    proxy = Proxy(place.storage_options["endpoint_url"])
-    # The signature covers the Host header, so clients sign for the proxy and the server hears the proxy's name.
-    application = web.Application(client_max_size=64 * MIB)
-    application.router.add_route("*", "/{path:.*}", proxy.handle)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]
-    backend = open_backend(
-        place.url, place.storage_options | {"endpoint_url": f"http://127.0.0.1:{port}"} | SMALL_PARTS | options
-    )
-    try:
-        yield backend, proxy
-    finally:
-        await backend.close()
-        await runner.cleanup()
+    async with Proxy(place.storage_options["endpoint_url"]).serving() as proxy:
+        backend = open_backend(place.url, place.storage_options | {"endpoint_url": proxy.url} | SMALL_PARTS | options)
+        try:
+            yield backend, proxy
+        finally:
+            await backend.close()
 
 
 def with_proxy(**options):
@@ -287,15 +224,7 @@ async def test_broken_connections_and_short_answers(backend, proxy):
     async def drop(request, forward):
         return hang_up(request)
 
-    async def cut(request, forward):
-        answer = await forward(request)
-        stream = web.StreamResponse(status=answer.status, headers=answer.headers)
-        stream.content_length = len(answer.body)
-        await stream.prepare(request)
-        await stream.write(answer.body[: len(answer.body) // 2])
-        return hang_up(request)
-
-    for tamper in (drop, cut):
+    for tamper in (drop, cut_answer):
         proxy.tamper = tamper
         for attempt in (backend.get("k"), read(backend, "k", 10, 100)):
             with pytest.raises(StorageError) as caught:
