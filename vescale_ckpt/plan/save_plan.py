@@ -7,14 +7,14 @@ bytes rises evenly; a box at a cut is divided along the tile grid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vescale_ckpt.errors import MismatchError
 from vescale_ckpt.format.records import TensorRecord
-from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.geometry.cover import check_cover
 from vescale_ckpt.geometry.tiles import TileGrid, tile_shape
 from vescale_ckpt.plan.rows import BoxRows, Groups, group_equal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from vescale_ckpt.geometry.box import Box
     from vescale_ckpt.plan.holdings import LeafSpec
     from vescale_ckpt.state.tree import Path
 
@@ -94,12 +95,13 @@ def make_save_plan(specs: Sequence[LeafSpec], rows: BoxRows, *, rank: int, world
         MismatchError: an element is held by no rank, or by boxes that overlap without being equal.
     """
     index = {spec.path: i for i, spec in enumerate(specs)}
+    tiles = {key: tile_shape(*key) for key in {(s.shape, s.item_bytes) for s in specs}}  # few shapes, many tensors
     records = tuple(
         TensorRecord(
             path=s.path,
             dtype=s.dtype,
             shape=s.shape,
-            tile=tile_shape(s.shape, s.item_bytes),
+            tile=tiles[s.shape, s.item_bytes],
             kind=s.kind,
             alias_of=None if s.alias_of is None else index[s.alias_of],
         )
@@ -108,7 +110,7 @@ def make_save_plan(specs: Sequence[LeafSpec], rows: BoxRows, *, rank: int, world
     item_bytes = np.array([s.item_bytes for s in specs], dtype=np.int64)
     groups = group_equal(rows)
     _prove_cover(records, rows, groups)
-    box_bytes = rows.volume[groups.first] * item_bytes[rows.tensor[groups.first]]
+    box_bytes = rows.volumes(groups.first) * item_bytes[groups.tensor]
 
     loads = np.zeros(world_size, dtype=np.int64)
     single = groups.size == 1
@@ -117,14 +119,14 @@ def make_save_plan(specs: Sequence[LeafSpec], rows: BoxRows, *, rank: int, world
         Region(int(rows.tensor[row]), rows.box(int(row)), None)
         for row in groups.first[single & (rows.rank[groups.first] == rank)]
     ]
+    context = _Context(records, item_bytes, rows, groups, loads, rank)
     for members, chosen in groups.replica_sets(rows):
-        mine += _share(members, chosen, box_bytes[chosen], _Context(records, item_bytes, rows, groups, loads, rank))
+        mine += _share(members, chosen, box_bytes[chosen], context)
     mine.sort(key=lambda region: (region.tensor, region.box.offset))
 
     replicated = [s.holding == "replicated" and s.alias_of is None for s in specs]
-    held = {int(t) for t in rows.tensor[rows.rank == rank]}
-    shared = {int(t) for t in rows.tensor[groups.first[groups.size > 1]]}
-    compared = tuple(t for t in sorted(held & shared) if replicated[t])
+    held = np.intersect1d(rows.tensor[rows.rank == rank], groups.tensor[groups.size > 1])
+    compared = tuple(t for t in held.tolist() if replicated[t])
     return SavePlan(records, tuple(mine), compared, loads)
 
 
@@ -138,6 +140,8 @@ class _Context:
     groups: Groups
     loads: npt.NDArray[np.int64]
     rank: int
+    cuts: dict[tuple[tuple[int, ...], tuple[int, ...], Box, int], _TileBytes] = field(default_factory=dict)
+    """By shape, tile, box and item size: the many tensors of a model have few shapes."""
 
 
 def _share(
@@ -167,13 +171,31 @@ def _cut(
     """Divide one box along its tiles, each to the member at whose share its middle lies; return this rank's tiles."""
     row = int(context.groups.first[group])
     tensor = int(context.rows.tensor[row])
-    record = context.records[tensor]
-    cuts = TileGrid(record.shape, record.tile).cut_columns(context.rows.box(row))
-    sizes = cuts.sizes.prod(axis=1) * context.item_bytes[tensor]
-    middles = start + np.cumsum(sizes) - sizes + sizes // 2
-    at = np.minimum(np.searchsorted(quota, middles, side="right"), len(members) - 1)
-    np.add.at(context.loads, members[at], sizes)
+    record, item_bytes = context.records[tensor], int(context.item_bytes[tensor])
+    key = (record.shape, record.tile, context.rows.box(row), item_bytes)
+    cuts = context.cuts.get(key)
+    if cuts is None:
+        cuts = context.cuts[key] = _TileBytes.of(*key)
+    at = np.minimum(np.searchsorted(quota, start + cuts.middles, side="right"), len(members) - 1)
+    np.add.at(context.loads, members[at], cuts.sizes)
     return tuple(cuts.indexes[members[at] == context.rank].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _TileBytes:
+    """The tiles of a box, laid end to end."""
+
+    indexes: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    """Bytes of each tile's part of the box."""
+    middles: npt.NDArray[np.int64]
+    """The byte in the middle of each."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], tile: tuple[int, ...], box: Box, item_bytes: int) -> _TileBytes:
+        cuts = TileGrid(shape, tile).cut_columns(box)
+        sizes = cuts.sizes.prod(axis=1) * item_bytes
+        return cls(cuts.indexes, sizes, np.cumsum(sizes) - sizes + sizes // 2)
 
 
 def _region(context: _Context, group: int, tiles: tuple[int, ...] | None) -> Region:
@@ -193,11 +215,12 @@ def _quotas(loads: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
 def _prove_cover(records: tuple[TensorRecord, ...], rows: BoxRows, groups: Groups) -> None:
     """Refuse a state in which an element is held by nobody or by boxes that overlap without being equal."""
     held = np.zeros(len(records), dtype=np.int64)
-    np.add.at(held, rows.tensor[groups.first], rows.volume[groups.first])
+    if groups.tensor.size:
+        heads = np.flatnonzero(np.diff(groups.tensor, prepend=-1))
+        held[groups.tensor[heads]] = np.add.reduceat(rows.volumes(groups.first), heads)
     problems: list[str] = []
-    sums_wrong = [i for i, r in enumerate(records) if r.alias_of is None and held[i] != Box.whole(r.shape).volume]
-    several = np.flatnonzero(np.bincount(rows.tensor[groups.first], minlength=len(records)) > 1)
-    suspects = sorted({*sums_wrong, *(int(t) for t in several if _overlaps(rows, groups, int(t)))})
+    sums_wrong = [i for i, r in enumerate(records) if r.alias_of is None and held[i] != math.prod(r.shape)]
+    suspects = sorted({*sums_wrong, *(t for t in _not_cells(rows, groups) if _overlaps(rows, groups, t))})
     for tensor in suspects:
         boxes_at = groups.first[rows.tensor[groups.first] == tensor]
         boxes = [rows.box(int(row)) for row in boxes_at]
@@ -218,20 +241,34 @@ def _prove_cover(records: tuple[TensorRecord, ...], rows: BoxRows, groups: Group
         )
 
 
-def _overlaps(rows: BoxRows, groups: Groups, tensor: int) -> bool:
-    """Return whether distinct boxes of one tensor overlap.
+def _not_cells(rows: BoxRows, groups: Groups) -> list[int]:
+    """Return the tensors whose distinct boxes are not cells of a grid; all others' cannot overlap.
 
-    Where the distinct intervals are disjoint in every dim (the boxes are cells of a grid), they cannot: two cells that
-    differ, differ in some dim. Anything else is proved box by box.
+    Cells of a grid have, in every dim, intervals that are equal or disjoint, and two cells that differ, differ in some
+    dim. It is enough to compare neighbours in the order of their starts.
     """
+    suspicious: set[int] = set()
+    head = groups.first[np.searchsorted(groups.tensor, groups.tensor)]
+    for dim in range(rows.offset.shape[1]):
+        begin, size = rows.offset[groups.first, dim], rows.size[groups.first, dim]
+        if bool(((begin == rows.offset[head, dim]) & (size == rows.size[head, dim])).all()):
+            continue  # this dim is cut nowhere
+        tensor, end = groups.tensor, begin + size
+        if dim > 0:  # the groups are in order of the first dim's starts already
+            order = np.lexsort([begin, tensor])
+            tensor, begin, end = tensor[order], begin[order], end[order]
+        meet = (tensor[1:] == tensor[:-1]) & (begin[1:] < end[:-1])
+        meet &= (begin[1:] != begin[:-1]) | (end[1:] != end[:-1])
+        suspicious.update(tensor[1:][meet].tolist())
+    return sorted(suspicious)
+
+
+def _overlaps(rows: BoxRows, groups: Groups, tensor: int) -> bool:
+    """Return whether distinct boxes of one tensor overlap, proved box by box."""
     at = groups.first[groups.slice_of(tensor)]
-    begin, end = rows.offset[at], rows.offset[at] + rows.size[at]
-    for dim in range(rows.ndim_of(tensor)):
-        cells = np.unique(np.stack([begin[:, dim], end[:, dim]], axis=1), axis=0)
-        if bool((cells[1:, 0] < cells[:-1, 1]).any()):
-            whole = tuple(int(n) for n in end.max(axis=0)[: rows.ndim_of(tensor)])
-            return bool(check_cover(whole, [rows.box(int(row)) for row in at]).overlaps)
-    return False
+    end = rows.offset[at] + rows.size[at]
+    whole = tuple(int(n) for n in end.max(axis=0)[: rows.ndim_of(tensor)])
+    return bool(check_cover(whole, [rows.box(int(row)) for row in at]).overlaps)
 
 
 def _disagreement(a: LeafSpec, rank_a: int, b: LeafSpec, rank_b: int) -> str:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from vescale_ckpt.errors import FormatError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.plan.rows import gather_rows, group_equal
 
@@ -85,3 +87,40 @@ def test_replica_sets_are_those_of_exactly_equal_members_smaller_ones_first():
         for members, chosen in groups.replica_sets(rows)
     ]
     assert found == [([0, 1], [c]), ([3, 4], [d]), ([0, 1, 2], [b]), ([0, 1, 2, 3], [a])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sorting_by_one_number_is_sorting_by_columns(seed):
+    rng = np.random.default_rng(seed)
+    far = int(rng.choice([2, 100, 1 << 40]))  # the last does not fit into one number
+
+    def held():
+        for tensor in sorted(rng.integers(0, 3, rng.integers(0, 8)).tolist()):
+            ndim = int(NDIM[tensor])
+            sizes = rng.integers(0 if seed % 2 else 1, 3, ndim) if seed % 3 else np.ones(ndim, dtype=np.int64)
+            yield tensor, Box(tuple(rng.integers(0, far, ndim).tolist()), tuple(sizes.tolist()))
+
+    rows = gathered(*[list(held()) for _ in range(6)])
+    found: dict = {}
+    for row in range(len(rows.rank)):
+        box = rows.box(row)
+        if box.volume:
+            ranks = found.setdefault((int(rows.tensor[row]), box.offset, box.shape), [])
+            if int(rows.rank[row]) not in ranks:
+                ranks.append(int(rows.rank[row]))
+    groups = held_by(rows, group_equal(rows))
+    assert list(groups) == [(tensor, Box(offset, shape)) for tensor, offset, shape in sorted(found)]
+    assert list(groups.values()) == [found[key] for key in sorted(found)]
+
+
+def test_a_rank_that_sends_too_few_or_too_many_numbers_is_named():
+    columns = [
+        (0, np.array([2]), np.array([1]), np.array([5, 6])),
+        (1, np.array([0]), np.array([1]), np.array([1, 2, 3])),
+        (2, np.array([2]), np.array([1]), np.array([5, 6, 7])),
+    ]
+    with pytest.raises(FormatError, match="rank 1 sent 3 numbers for boxes that have 4"):
+        gather_rows(columns, NDIM)
+    with pytest.raises(FormatError, match="rank 2 sent 3"):
+        gather_rows([columns[0], columns[2]], NDIM)
+    assert len(gather_rows([columns[0], (1, np.array([2]), np.array([0]), np.array([], np.int64))], NDIM).rank) == 1

@@ -202,6 +202,36 @@ def test_a_hole_is_found_though_an_overlap_makes_up_for_its_elements():
     assert any("overlap" in problem for problem in error.problems)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_state_is_refused_exactly_where_its_boxes_do_not_tile_it(seed):
+    rng = np.random.default_rng(seed)
+    shapes = [(6, 6), (12,), (4, 3, 2)]
+    state = []
+    for number, shape in enumerate(shapes):
+        boxes = [Box.whole(shape)]
+        for _ in range(int(rng.integers(0, 6))):  # cut some box in two
+            box = boxes.pop(int(rng.integers(len(boxes))))
+            dim = int(rng.integers(len(shape)))
+            at = int(rng.integers(0, box.shape[dim] + 1))
+            low = Box(box.offset, (*box.shape[:dim], at, *box.shape[dim + 1 :]))
+            offset = (*box.offset[:dim], box.offset[dim] + at, *box.offset[dim + 1 :])
+            boxes += [low, Box(offset, (*box.shape[:dim], box.shape[dim] - at, *box.shape[dim + 1 :]))]
+        if rng.random() < 0.5:  # move one: as many elements as before, but some twice and some never
+            at = int(rng.integers(len(boxes)))
+            room = [n - size for n, size in zip(shape, boxes[at].shape, strict=True)]
+            boxes[at] = Box(tuple(int(rng.integers(0, r + 1)) for r in room), boxes[at].shape)
+        state.append(Spread(f"w{number}", shape, [[box] for box in boxes] + [[]] * (8 - len(boxes))))
+    bad = [
+        t.name
+        for t in state
+        if not check_cover(t.shape, list({box for [box] in filter(None, t.boxes) if box.volume})).ok
+    ]
+    if bad:
+        assert {problem.split("'")[1] for problem in refused(*state).problems} == set(bad)
+    else:
+        prove(state, 8, plans(state, 8))
+
+
 def test_boxes_that_are_no_grid_are_proved_box_by_box():
     spiral = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((1, 0), (2, 1)), Box((1, 1), (1, 1))]
     state = [Spread("w", (3, 3), [[box] for box in spiral])]
