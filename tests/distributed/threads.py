@@ -89,7 +89,7 @@ def run_ranks(world_size: int, body, *, deadline_seconds: float = 60.0) -> list[
     def main(rank: int) -> None:
         try:
             outcomes[rank] = body(ThreadGroup(world, rank))
-        except Exception as error:  # noqa: BLE001 - handed to the test
+        except BaseException as error:  # noqa: BLE001 - handed to the test; pytest's own are no Exceptions
             outcomes[rank] = error
         finally:
             world.leave(rank)

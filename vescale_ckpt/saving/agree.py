@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vescale_ckpt.errors import MismatchError, VeScaleError
+from vescale_ckpt.errors import MismatchError
 from vescale_ckpt.format.tree_codec import decode_tree, encode_tree
 from vescale_ckpt.plan.holdings import Holdings, LeafSpec, decode_boxes, decode_table
 from vescale_ckpt.plan.rows import gather_rows
@@ -90,7 +90,7 @@ class PlanCache:
 
 def agree(
     group: Group,
-    prepared: Prepared | VeScaleError,
+    prepared: Prepared | Exception,
     cache: PlanCache,
     *,
     intent: Intent,
@@ -108,9 +108,9 @@ def agree(
     Raises:
         MismatchError: the ranks are not saving the same thing, or disagree on the state; lists all.
     """
-    error = prepared if isinstance(prepared, VeScaleError) else None
-    leaves = [] if isinstance(prepared, VeScaleError) else prepared.captured.leaves
-    tree = ValueNode(None) if isinstance(prepared, VeScaleError) else prepared.tree
+    error = prepared if isinstance(prepared, Exception) else None
+    leaves = [] if isinstance(prepared, Exception) else prepared.captured.leaves
+    tree = ValueNode(None) if isinstance(prepared, Exception) else prepared.tree
     holdings = Holdings.of([(_spec(leaf), [piece.box for piece in leaf.pieces]) for leaf in leaves])
     key = digest(holdings.key() + group.world_size.to_bytes(4, "little"))
     tree_bytes = encode_tree(tree)

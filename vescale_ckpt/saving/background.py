@@ -8,9 +8,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from vescale_ckpt.errors import ConflictError, RankFailureError, StorageError, VeScaleError
+from vescale_ckpt.errors import (
+    AccessDeniedError,
+    ConflictError,
+    FormatError,
+    NoSpaceError,
+    RankFailureError,
+    StorageError,
+    StorageTimeoutError,
+    ThrottledError,
+    VeScaleError,
+)
 from vescale_ckpt.execute.commit import Meeting, commit
 from vescale_ckpt.execute.dedup import DedupIndex
+from vescale_ckpt.execute.hints import Hints
 from vescale_ckpt.execute.write import WriteOptions, Writer, Written
 from vescale_ckpt.saving.handle import SaveReport, SaveState
 from vescale_ckpt.saving.pools import Pools, make_pools
@@ -45,6 +56,7 @@ class Background:
         self._options = options
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._hints: Hints | None = None
         self.pools: Pools = make_pools(options.host_budget_bytes)
 
     def begin(self, job: Job) -> None:
@@ -68,8 +80,8 @@ class Background:
                 self._retain(report)
                 job.handle.end(report)
             except BaseException as error:  # noqa: BLE001 -- a thread hands every error to its future
-                # What was in flight may still refer to buffers of the pools, so they are not used again.
-                self.pools = make_pools(self._options.host_budget_bytes)
+                # What was in flight may still refer to these blocks, so they are not used again.
+                self.pools = Pools(self.pools.slabs, make_pools(self._options.host_budget_bytes).blocks)
                 job.handle.end(error)
             finally:
                 job.parts.release()
@@ -88,14 +100,14 @@ class Background:
     def _attempts(self, job: Job) -> SaveReport:
         """Run a job, and again where the policy says so and trying again can help.
 
-        All ranks come to the same number of attempts: an attempt that fails on one of them fails on all, and each
-        attempt is a transaction of its own whose name every rank can tell.
+        All ranks come to the same number of attempts: an attempt that fails on one of them fails on all, all judge it
+        by what failed first, and each attempt is a transaction of its own whose name every rank can tell.
         """
         while True:
             try:
                 return self._run_job(job)
             except (ConflictError, StorageError, RankFailureError) as error:
-                if job.attempts >= self._options.retries:
+                if job.attempts >= self._options.retries or not _may_pass(error):
                     raise
                 _log.warning(
                     "save of %s@%d, attempt %d of %d failed: %s",
@@ -117,7 +129,7 @@ class Background:
             began = time.monotonic()
             # Marks before bases: what a base refers to is then either marked or safe for as long as this save may take.
             marked = self._marked()
-            index = DedupIndex(self._base_manifests(job.bases), marked)
+            index = DedupIndex(self._base_manifests(job.bases), marked, self._hints_of_all_runs())
             options = WriteOptions(
                 pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
                 codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
@@ -166,18 +178,31 @@ class Background:
             _log.warning("saving without deduplication, as %s cannot be read", ", ".join(marked.unreadable))
         return marked
 
+    def _hints_of_all_runs(self) -> Hints | None:
+        """Return the store's index, read anew, where saves are to be deduplicated against all runs."""
+        if not self._options.dedup_across_runs:
+            return None
+        if self._hints is None:
+            self._hints = Hints(self._store.backend)
+        try:
+            self._hints.refresh()
+        except StorageError as error:
+            _log.warning("saving %s without the store's index: %s", self._run, error)
+            return None
+        return self._hints
+
     def _base_manifests(self, bases: tuple[str, ...]) -> list[Manifest]:
         """Return the manifests to deduplicate against: the run's newest snapshot and the named bases.
 
         The newest one is for saving bytes alone, so a damaged one is left aside; a base that was asked for must open.
         """
         found = {snapshot.ref.manifest: snapshot.manifest for snapshot in (self._store[base] for base in bases)}
-        latest = self._store.newest(self._run)
-        if latest is not None and latest.manifest not in found:
-            try:
+        try:
+            latest = self._store.newest(self._run)
+            if latest is not None and latest.manifest not in found:
                 found[latest.manifest] = self._store.manifest(latest)
-            except VeScaleError as error:
-                _log.warning("saving without deduplication against %s@%d: %s", latest.run, latest.step, error)
+        except FormatError as error:
+            _log.warning("saving without deduplication against the newest snapshot of %s: %s", self._run, error)
         return list(found.values())
 
     def _report(self, job: Job, ref: Ref, written: Written) -> SaveReport:
@@ -197,3 +222,23 @@ class Background:
             peak_host_bytes=self.pools.peak_bytes,
             seconds=dict(job.seconds),
         )
+
+
+_PASSING: tuple[type[VeScaleError], ...] = (
+    ConflictError,
+    StorageError,
+    AccessDeniedError,
+    NoSpaceError,
+    StorageTimeoutError,
+    ThrottledError,
+    RankFailureError,
+)
+_PASSING_KINDS = {cls.kind for cls in _PASSING}
+
+
+def _may_pass(error: VeScaleError) -> bool:
+    """Return whether trying again can help. Where other ranks failed, what they told says so, here as there."""
+    if not isinstance(error, RankFailureError):
+        return True
+    kinds = [told.partition(": ")[0] for told in error.failures.values()]
+    return all(kind in _PASSING_KINDS or " " in kind for kind in kinds)  # a sentence tells of a rank that fell silent

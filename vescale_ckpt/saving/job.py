@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.saving.agree import Agreement
     from vescale_ckpt.saving.handle import SaveHandle
-    from vescale_ckpt.stage.stager import StagedPart
+    from vescale_ckpt.stage.stager import Slab, StagedPart
     from vescale_ckpt.state.merge import PerRankEntries
     from vescale_ckpt.state.tree import Node
 
@@ -27,6 +27,8 @@ class PartQueue:
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
         self._parts: list[StagedPart] = []
+        self._slabs: list[Slab] = []
+        self._released = False
         self._ended = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -37,7 +39,12 @@ class PartQueue:
             part.hold()
         with self._changed:
             self._parts.append(part)
+            if part.slab is not None and (not self._slabs or self._slabs[-1] is not part.slab):
+                self._slabs.append(part.slab)
+            released = self._released
             self._changed.notify()
+        if released:
+            self.release()
 
     def end(self, error: BaseException | None = None) -> None:
         """Say that nothing more comes, or why."""
@@ -64,12 +71,13 @@ class PartQueue:
             at += 1
 
     def release(self) -> None:
-        """Let go of what was kept."""
+        """Give back all memory, now that the save has ended; that of one that failed would not come back by itself."""
         with self._changed:
-            parts, self._parts = self._parts, []
-        if self._keep:
-            for part in parts:
-                part.release()
+            slabs, self._slabs = self._slabs, []
+            self._parts = []
+            self._released = True
+        for slab in slabs:
+            slab.abandon()
 
 
 @dataclass(slots=True)

@@ -27,6 +27,9 @@ class SaveOptions:
     """How often a save that failed in storage is written again, from staged memory that is kept until then."""
     overlap_staging: bool = True
     """Copy what an optimizer owns while forward and backward run; its next ``step`` waits for the copy."""
+    dedup_across_runs: bool = False
+    """Deduplicate against every run of the store, through its index, and not only against this run's newest snapshot
+    and the bases of the call. A process's first save reads one small object for each snapshot of the store."""
     check_replicas: bool = False
     """Compare all copies of replicated tensors to the last byte; else, of those of several tiles, one tile each."""
     codec: str = "raw"
@@ -36,6 +39,11 @@ class SaveOptions:
     def __post_init__(self) -> None:
         if self.host_budget_bytes is not None and self.host_budget_bytes < SMALLEST_BUDGET_BYTES:
             raise ConfigError(f"cannot save with host_budget_bytes={self.host_budget_bytes}: it must be 32 MiB or more")
+        if self.host_budget_bytes is not None and self.retries:
+            raise ConfigError(
+                f"cannot save with retries={self.retries} within host_budget_bytes={self.host_budget_bytes}: to be "
+                "written again, a save must stay in memory whole - give up one of the two"
+            )
         if self.on_failure not in {"raise", "warn"}:
             raise ConfigError(f"cannot save with on_failure={self.on_failure!r}: 'raise' or 'warn'")
         if self.codec not in {"raw", "zstd"}:

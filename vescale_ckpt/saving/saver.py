@@ -137,12 +137,12 @@ class Saver:
         self._group.attempt(phase, self._store.require)
         self._opened = True
 
-    def _prepare(self, state: Any) -> Prepared | VeScaleError:
-        """Return what this rank holds, or why it cannot tell."""
+    def _prepare(self, state: Any) -> Prepared | Exception:
+        """Return what this rank holds, or why it cannot tell; capturing runs the caller's own ``state_dict``."""
         try:
             captured = capture(state, rank=self._group.rank)
             return Prepared(captured, *split_per_rank(captured.tree))
-        except VeScaleError as error:
+        except Exception as error:  # noqa: BLE001 -- raised on this rank once the others know
             return error
 
     def _raise_earlier(self, failed_steps: frozenset[int]) -> NoReturn:

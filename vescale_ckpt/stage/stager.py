@@ -40,9 +40,16 @@ class Slab:
     def release(self) -> None:
         """Count one user less."""
         with self._lock:
-            self._users -= 1
-            last = self._users == 0
+            last = self._users == 1
+            self._users = max(0, self._users - 1)
         if last:
+            self.give_back(self.buffer)
+
+    def abandon(self) -> None:
+        """Give the buffer back now, whoever counts as a user: nobody is one any more, though not all have said so."""
+        with self._lock:
+            used, self._users = self._users > 0, 0
+        if used:
             self.give_back(self.buffer)
 
 
