@@ -23,6 +23,7 @@ MANIFESTS_PREFIX: Final = "manifests/"
 REFS_PREFIX: Final = "refs/"
 TRANSACTIONS_PREFIX: Final = "txn/"
 GC_PREFIX: Final = "gc/"
+INDEX_PREFIX: Final = "index/"
 
 MAX_NAME_BYTES: Final = 200
 """Longest encoded name: file systems allow 255 bytes, and a temporary name needs a suffix."""
@@ -162,6 +163,24 @@ def manifest_key(digest_hex: str) -> str:
         ConfigError: that is no such digest.
     """
     return f"{MANIFESTS_PREFIX}{_split_hex(digest_hex, 'manifest')}"
+
+
+def index_key(digest_hex: str) -> str:
+    """Return the key of the index object of the manifest with this digest.
+
+    Raises:
+        ConfigError: it is no digest in hex.
+    """
+    return f"{INDEX_PREFIX}{_split_hex(digest_hex, 'manifest')}"
+
+
+def parse_index_key(key: str) -> str:
+    """Return the digest, in hex, of the manifest that an index object is of.
+
+    Raises:
+        FormatError: the key is not that of an index object.
+    """
+    return _parse_blob_key(key, INDEX_PREFIX, "index object")
 
 
 def _split_hex(name: str, noun: str) -> str:

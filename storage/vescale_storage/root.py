@@ -20,6 +20,7 @@ from vescale_storage.errors import (
 )
 from vescale_storage.keys import (
     GC_PREFIX,
+    INDEX_PREFIX,
     MANIFESTS_PREFIX,
     PACKS_PREFIX,
     REFS_PREFIX,
@@ -37,7 +38,7 @@ STORE_VERSION: Final = (1, 0)
 _KIND: Final = "store"
 _ID_DIGITS: Final = 32
 _MAX_VERSION_NUMBER: Final = 10**6
-_OWN_PREFIXES: Final = (PACKS_PREFIX, MANIFESTS_PREFIX, REFS_PREFIX, TRANSACTIONS_PREFIX, GC_PREFIX)
+_OWN_PREFIXES: Final = (PACKS_PREFIX, MANIFESTS_PREFIX, REFS_PREFIX, TRANSACTIONS_PREFIX, GC_PREFIX, INDEX_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

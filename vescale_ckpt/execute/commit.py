@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from vescale_ckpt.errors import ConflictError, CorruptionError, ObjectNotFoundError, VeScaleError
+from vescale_ckpt.execute.hints import put_hints
 from vescale_ckpt.execute.manifests import store_manifest
 from vescale_ckpt.format.assemble import assemble, check_agreement
 from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragments, encode_fragment
@@ -185,6 +186,8 @@ def conclude(
             now=now,
         )
     )
+    with contextlib.suppress(VeScaleError):  # committed: a hint that is missing costs bytes and nothing else
+        put_hints(meeting.backend, manifest, name)
     return ref, manifest
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from vescale_ckpt.execute.hints import Hints
     from vescale_ckpt.format.records import Manifest, PackRecord
 
 
@@ -33,21 +34,36 @@ class DedupIndex:
     Args:
         manifests: of the snapshots to find chunks in.
         leave_out: names of packs that are not to be referred to, because they may be about to be deleted.
+        hints: where to look for a chunk that none of ``manifests`` has, over all snapshots of the store.
     """
 
-    def __init__(self, manifests: Sequence[Manifest], leave_out: Container[str] = ()) -> None:
-        self._manifests = tuple(manifests)
-        rows = [_usable_rows(m, leave_out) for m in manifests]
-        words = [m.chunks.digest[r].view("<u8")[:, 0] for m, r in zip(manifests, rows, strict=True) if len(r)]
-        sources = [np.full(len(r), i) for i, r in enumerate(rows)]
-        word = np.concatenate(words) if words else np.empty(0, dtype="<u8")
-        order = np.argsort(word, kind="stable")
-        self._word = word[order]
-        self._source = (np.concatenate(sources) if sources else np.empty(0, dtype=np.int64))[order]
-        self._row = (np.concatenate(rows) if rows else np.empty(0, dtype=np.int64))[order]
+    def __init__(
+        self, manifests: Sequence[Manifest], leave_out: Container[str] = (), hints: Hints | None = None
+    ) -> None:
+        self._leave_out = leave_out
+        self._hints = hints
+        self._tried: set[str] = set()
+        self._manifests: list[Manifest] = []
+        self._word = np.empty(0, dtype="<u8")
+        self._source = np.empty(0, dtype=np.int64)
+        self._row = np.empty(0, dtype=np.int64)
+        self._add(manifests)
 
     def find(self, digest: bytes) -> Location | None:
         """Return where the bytes with this digest are stored, or None."""
+        found = self._look(digest)
+        if found is None and self._hints is not None:
+            for name in self._hints.find(digest):
+                if name in self._tried:
+                    continue
+                self._tried.add(name)
+                manifest = self._hints.open(name)
+                if manifest is not None:
+                    self._add([manifest])
+            found = self._look(digest)
+        return found
+
+    def _look(self, digest: bytes) -> Location | None:
         word = np.frombuffer(digest[:8], dtype="<u8")[0]
         begin = int(np.searchsorted(self._word, word))
         while begin < len(self._word) and self._word[begin] == word:
@@ -62,6 +78,21 @@ class DedupIndex:
                 )
             begin += 1
         return None
+
+    def _add(self, manifests: Sequence[Manifest]) -> None:
+        """Take in the chunks of more manifests."""
+        words, sources, rows = [self._word], [self._source], [self._row]
+        for manifest in manifests:
+            usable = _usable_rows(manifest, self._leave_out)
+            words.append(np.ascontiguousarray(manifest.chunks.digest[usable]).view("<u8")[:, 0])
+            sources.append(np.full(len(usable), len(self._manifests), dtype=np.int64))
+            rows.append(usable)
+            self._manifests.append(manifest)
+        word = np.concatenate(words)
+        order = np.argsort(word, kind="stable")
+        self._word = word[order]
+        self._source = np.concatenate(sources)[order]
+        self._row = np.concatenate(rows)[order]
 
 
 def _usable_rows(manifest: Manifest, leave_out: Container[str]) -> npt.NDArray[np.int64]:
