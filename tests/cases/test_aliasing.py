@@ -82,11 +82,8 @@ class TestC036Ties:
         assert whole["c"] is not whole["a"]["x"]
 
     def test_on_several_ranks(self):
-        def state(rank: int) -> dict:
-            del rank
-            return {"model": Tied()}
-
-        store = saved(state, 3)
+        models = [Tied() for _ in range(3)]
+        store = saved(lambda rank: {"model": models[rank]}, 3)
         assert store[RUN].tensors()["model.head.weight"].alias_of == "model.embed.weight"
         targets = [Tied(seed=9 + rank) for rank in range(2)]
         load(store, 2, lambda rank: {"model": targets[rank]})
