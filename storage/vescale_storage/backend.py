@@ -103,6 +103,8 @@ class Backend(abc.ABC):
             ObjectNotFoundError: the key holds no object.
             CorruptionError: the object ends before ``offset + len(out)``.
             StorageError: as for put; a short answer for a range that exists is retryable.
+            StorageTimeoutError: if it is not retryable, a read hangs in the operating system and may still write to
+                ``out`` at any later time: the buffer must never be used again.
         """
 
     @abc.abstractmethod

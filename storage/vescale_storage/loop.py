@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import functools
 import os
-import queue
 import threading
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from vescale_storage.errors import StateError
+from vescale_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -72,6 +71,7 @@ async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwar
     A cancelled caller waits until the function has ended: while it runs, it may still be reading or filling the
     caller's buffers. Where the function touches no memory of the caller, ``run_abandonable`` gives up at once.
     """
+    _register_process_hooks()
     call = _state.workers.submit(function, *args, **kwargs)
     future = asyncio.wrap_future(call)
     try:
@@ -87,6 +87,7 @@ async def run_abandonable(function: Callable[P, T], *args: P.args, **kwargs: P.k
 
     Only for functions that touch no buffer of the caller and whose late effects do no harm: they run on after that.
     """
+    _register_process_hooks()
     return await asyncio.wrap_future(_state.workers.submit(function, *args, **kwargs))
 
 
@@ -130,71 +131,12 @@ class _LoopFuture(concurrent.futures.Future[T]):
             )
 
 
-class _Workers(concurrent.futures.Executor):
-    """A pool of daemon threads, made one by one as calls find no idle thread."""
-
-    def __init__(self, max_workers: int) -> None:
-        self._max_workers = max_workers
-        self._calls: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._num_threads = 0
-        self._lock = threading.Lock()
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        # Put before looking for an idle thread: one that starts up in between would count itself idle, then take the
-        # call and still be counted, and the next call would wait for nobody.
-        self._calls.put((future, functools.partial(fn, *args, **kwargs)))
-        if not self._idle.acquire(blocking=False) and not self._add_thread():
-            future.cancel()
-            raise StateError(
-                "cannot start a thread for blocking work: the interpreter is ending, or the process may not"
-            )
-        return future
-
-    def _add_thread(self) -> bool:
-        """Return whether there is any thread to serve calls."""
-        _register_process_hooks()
-        with self._lock:
-            if self._num_threads < self._max_workers:
-                name = f"vescale-storage-worker-{self._num_threads}"
-                with contextlib.suppress(RuntimeError):  # then those that there are will serve the call
-                    threading.Thread(target=self._serve, name=name, daemon=True).start()
-                    self._num_threads += 1
-            return self._num_threads > 0
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                future, call = self._calls.get_nowait()
-            except queue.Empty:
-                self._idle.release()
-                future, call = self._calls.get()
-            if future.set_running_or_notify_cancel():
-                _settle(future, call)
-            del future, call  # an idle thread keeps no buffer alive
-
-
-def _settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
-    try:
-        result = call()
-    except StopIteration as error:
-        # asyncio cannot carry it: the awaiting task would never wake.
-        wrapped = RuntimeError("blocking work raised StopIteration")
-        wrapped.__cause__ = error
-        future.set_exception(wrapped)
-    except BaseException as error:  # noqa: BLE001 - a thread hands every error to its future
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
 class _State:
     """The loop and threads of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.workers = _Workers(MAX_WORKERS)
+        self.workers = Workers(MAX_WORKERS, name="vescale-storage-worker")
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = None
 

@@ -23,7 +23,7 @@ import fsspec.asyn
 from vescale_storage.backend import Backend, Capabilities, ObjectInfo, Payload
 from vescale_storage.backends.checks import check_key, check_prefix, check_range, past_end
 from vescale_storage.backends.fsspec_errors import is_past_end, is_taken, translate
-from vescale_storage.backends.threads import Threads
+from vescale_storage.backends.threads import StuckError, Threads, stuck
 from vescale_storage.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -41,6 +41,7 @@ _NUM_THREADS: Final = 16
 _INLINE_BYTES: Final = 2**20
 """A larger copy is made on a thread, so that it does not hold the event loop."""
 _MAX_OBJECT_BYTES: Final = 5 * 2**40
+_CHANGES: Final = frozenset({"makedirs", "rm_file"})
 _IN_PROCESS: Final = frozenset({"memory"})
 _EXTRAS: Final = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 """Scheme -> the extra of this package that brings its file system."""
@@ -181,6 +182,8 @@ class FsspecBackend(Backend):
             yield
         except VeScaleError:
             raise
+        except StuckError as error:
+            raise stuck(action, key, url=self.url) from error
         except Exception as error:
             # Client libraries raise what they like; all of it ends here.
             raise translate(error, action, key, url=self.url) from error
@@ -191,7 +194,8 @@ class FsspecBackend(Backend):
         filesystem = self._filesystems.here()
         if filesystem.async_impl:
             return await getattr(filesystem, f"_{method}")(*args, **kwargs)
-        return await self._threads.run(getattr(filesystem, method), *args, **kwargs)
+        run = self._threads.run if method in _CHANGES else self._threads.run_abandonable
+        return await run(getattr(filesystem, method), *args, **kwargs)
 
     async def _cat_range(self, path: str, offset: int, num_bytes: int) -> bytes:
         """Return the range, or less where it leaves the object."""

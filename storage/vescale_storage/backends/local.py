@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from vescale_storage.backend import Backend, Capabilities, Leftover, ObjectInfo, Payload
 from vescale_storage.backends import posix
 from vescale_storage.backends.checks import check_key, check_prefix, check_range, past_end
-from vescale_storage.backends.threads import Threads
+from vescale_storage.backends.threads import StuckError, Threads, stuck
 from vescale_storage.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -84,19 +84,19 @@ class LocalBackend(Backend):
         """Return the whole file."""
         path = self._path(key)
         with self._translated("get", key):
-            return await self._threads.run(_read_file, path)
+            return await self._threads.run_abandonable(_read_file, path)
 
     async def get_into(self, key: str, offset: int, out: memoryview) -> None:
         """Read straight into ``out``; nothing is copied on the way."""
         check_range(key, offset, url=self.url)
         with self._translated("get", key):
-            await self._drive(self._read_steps(key, offset, out))
+            await self._threads.drive(self._read_steps(key, offset, out))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and time of the file."""
         path = self._path(key)
         with self._translated("head", key):
-            status = await self._threads.run(path.stat)
+            status = await self._threads.run_abandonable(path.stat)
         if not posix.is_object(status):
             raise self._absent(key)
         return _info(key, status)
@@ -106,7 +106,7 @@ class LocalBackend(Backend):
         check_prefix(prefix, url=self.url)
         walk = self._walk(prefix)
         with self._translated("list", prefix):
-            while batch := await self._threads.run(_take, walk, _LIST_BATCH):
+            while batch := await self._threads.run_abandonable(_take, walk, _LIST_BATCH):
                 for info in batch:
                     yield info
 
@@ -119,7 +119,7 @@ class LocalBackend(Backend):
     async def leftovers(self) -> Sequence[Leftover]:
         """Return the temporary files, also those of puts that are still under way: their time tells."""
         with self._translated("list", TEMP_FOLDER):
-            return await self._threads.run(self._find_temps)
+            return await self._threads.run_abandonable(self._find_temps)
 
     async def remove_leftover(self, leftover: Leftover) -> None:
         """Remove a temporary file."""
@@ -148,17 +148,10 @@ class LocalBackend(Backend):
             yield
         except VeScaleError:
             raise
+        except StuckError as error:
+            raise stuck(action, key, url=self.url) from error
         except OSError as error:
             raise posix.translate(error, action, key, url=self.url) from error
-
-    async def _drive(self, steps: Generator[None]) -> None:
-        """Run a blocking generator to its end, each step as one job; its ``finally`` runs on a thread, too."""
-        try:
-            while await self._threads.run(_advance, steps):
-                pass
-        except BaseException:
-            await self._threads.run(steps.close)
-            raise
 
     def _absent(self, key: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(f"cannot find object {key!r} in {self.url}", key=key)
@@ -168,7 +161,7 @@ class LocalBackend(Backend):
     async def _put(self, key: str, payload: Payload, *, create: bool) -> None:
         path = self._path(key)
         with self._translated("put", key):
-            await self._drive(self._put_steps(key, path, payload, create=create))
+            await self._threads.drive(self._put_steps(key, path, payload, create=create))
 
     def _put_steps(self, key: str, path: Path, payload: Payload, *, create: bool) -> Generator[None]:
         if create and (path.exists() or path.is_symlink()):
@@ -189,6 +182,8 @@ class LocalBackend(Backend):
                     posix.sync_file(descriptor)
             finally:
                 os.close(descriptor)
+            # A step of its own, so that no object appears whose buffers the caller gave up waiting for.
+            yield
             self._publish(key, temp, path, create=create)
         finally:
             with contextlib.suppress(OSError):
@@ -319,10 +314,6 @@ class LocalBackend(Backend):
                         )
                     )
         return sorted(found, key=lambda leftover: leftover.name)
-
-
-def _advance(steps: Generator[None]) -> bool:
-    return next(steps, steps) is None
 
 
 def _take(walk: Iterator[ObjectInfo], count: int) -> Sequence[ObjectInfo]:

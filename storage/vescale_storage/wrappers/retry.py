@@ -189,6 +189,9 @@ class RetryBackend(WrapperBackend):
         try:
             async with deadline:
                 return await request()
+        except StorageTimeoutError:
+            # A back end that could not even let go of the request knows best whether another may be made.
+            raise
         except TimeoutError as error:
             if not deadline.expired():
                 raise

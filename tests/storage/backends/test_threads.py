@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from vescale_storage.backends.threads import Threads
+from vescale_storage.backends.threads import StuckError, Threads, stuck
 
 
 def test_results_and_errors_come_back():
@@ -61,6 +61,113 @@ def test_a_cancelled_call_that_runs_is_waited_for():
         threads.close()
 
     asyncio.run(check())
+
+
+def test_a_call_that_hangs_after_the_grace_period_is_reported():
+    async def check():
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        threads = Threads(1, name="test", grace_seconds=0.05)
+        release = threading.Event()
+
+        def hang():
+            release.wait(10)
+            raise ValueError
+
+        task = asyncio.create_task(threads.run(hang))
+        await asyncio.sleep(0.01)
+        began = time.monotonic()
+        task.cancel()
+        with pytest.raises(StuckError):
+            await task
+        assert time.monotonic() - began < 5
+        release.set()
+        assert await threads.run(len, "x") == 1  # its thread serves again
+        assert not problems
+        threads.close()
+
+    asyncio.run(check())
+
+
+def test_an_abandoned_call_is_left_at_once():
+    async def check():
+        threads = Threads(1, name="test", grace_seconds=30)
+        release = threading.Event()
+        task = asyncio.create_task(threads.run_abandonable(release.wait, 10))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 1)
+        release.set()
+        assert await threads.run(len, "x") == 1
+        threads.close()
+
+    asyncio.run(check())
+
+
+def test_steps_run_one_after_another_and_end_on_a_thread():
+    async def check(failing):
+        threads = Threads(1, name="steps")
+        seen = []
+
+        def steps():
+            try:
+                for number in range(3):
+                    seen.append((number, threading.current_thread().name))
+                    if number == failing:
+                        raise ZeroDivisionError
+                    yield
+            finally:
+                seen.append(("end", threading.current_thread().name))
+
+        if failing is None:
+            await threads.drive(steps())
+        else:
+            with pytest.raises(ZeroDivisionError):
+                await threads.drive(steps())
+        threads.close()
+        return seen
+
+    for failing, wanted in ((None, [0, 1, 2, "end"]), (1, [0, 1, "end"])):
+        seen = asyncio.run(check(failing))
+        assert [what for what, _ in seen] == wanted
+        assert {name for _, name in seen} == {"steps-0"}
+
+
+def test_the_step_that_hangs_is_the_last_and_closes_the_generator():
+    async def check():
+        threads = Threads(1, name="test", grace_seconds=0.05)
+        release, closed = threading.Event(), threading.Event()
+        seen = []
+
+        def steps():
+            try:
+                yield
+                release.wait(10)
+                yield
+                seen.append("went on")
+            finally:
+                closed.set()
+
+        task = asyncio.create_task(threads.drive(steps()))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(StuckError):
+            await task
+        assert not closed.is_set()
+        release.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+        assert seen == []
+        threads.close()
+
+    asyncio.run(check())
+
+
+def test_the_error_of_a_stuck_call_forbids_another_attempt():
+    error = stuck("get", "k", url="/mnt")
+    assert not error.retryable
+    assert error.context == {"key": "k"}
+    assert "cannot get 'k' in /mnt" in error.message
 
 
 def test_a_cancelled_call_that_waits_never_runs():
