@@ -1,14 +1,15 @@
 """Worlds of two ranks that save until they are killed; run as a script, so that each trial is a fork and not an import.
 
-The parent imports torch once and starts nothing; every trial forks two ranks, which open the store afresh, go on from the
-newest snapshot, and save step after step until a SIGKILL hits one of them at a random moment. Then a third fork reads the
-newest snapshot whole. One JSON line a trial goes to standard output.
+The parent imports torch once and starts nothing; every trial forks two ranks, which open the store afresh, go on from
+the newest snapshot, and save step after step until a SIGKILL hits one of them at a random moment. Then a third fork
+reads the newest snapshot whole. One JSON line a trial goes to standard output.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
 import random
 import select
 import signal
@@ -55,9 +56,7 @@ def rank_main(rank: int, url: str, options: dict, rendezvous: str, report: int, 
     while True:
         step += 1
         state = {
-            "model": {
-                str(n): distribute_tensor(value_of(step, n), mesh, [Shard(0)]) for n in range(len(SHAPES))
-            },
+            "model": {str(n): distribute_tensor(value_of(step, n), mesh, [Shard(0)]) for n in range(len(SHAPES))},
             "step": step,
             "rng": vc.PerRank(rank),
         }
@@ -110,43 +109,54 @@ def lines_until(reader: int, seconds: float, enough) -> list[list[str]]:
     return [line.split() for line in data.decode().splitlines()]
 
 
-def trial(url: str, options: dict, delay_seconds: float, victim: int, seed: int) -> dict:
-    """Run one world, kill one rank after a delay, and look at what is left."""
+def killed_world(url: str, options: dict, delay_seconds: float, victim: int, seed: int) -> list[list[str]]:
+    """Run one world, kill one rank after a delay and the other a moment later; return what the ranks reported."""
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile(delete=False) as rendezvous:
         pass
     os.unlink(rendezvous.name)
     pids = [fork(rank_main, rank, url, options, rendezvous.name, writer, seed + rank) for rank in range(WORLD)]
     os.close(writer)
-    ready = lines_until(reader, FIRST_SAVE_SECONDS, lambda lines: sum(w[1] == "ready" for w in lines) == WORLD)
-    if sum(words[1] == "ready" for words in ready) != WORLD:
-        problem = f"the ranks did not get ready: {ready}"
-    else:
-        problem = ""
-    more = lines_until(reader, delay_seconds, lambda lines: False)
+    lines = lines_until(reader, FIRST_SAVE_SECONDS, lambda lines: len(lines) >= WORLD)
+    lines += lines_until(reader, delay_seconds, lambda _: False)
     os.kill(pids[victim], signal.SIGKILL)
-    more += lines_until(reader, 0.05, lambda lines: False)
+    lines += lines_until(reader, 0.05, lambda _: False)
     for pid in pids:
         if pid != pids[victim]:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    more += lines_until(reader, 0.2, lambda lines: False)
+    lines += lines_until(reader, 0.2, lambda _: False)
     os.close(reader)
-    acknowledged = max([int(words[2]) for words in [*ready, *more]], default=-1)
-    result_reader, result_writer = os.pipe()
-    pid = fork(lambda: os.write(result_writer, check_main(url, options).encode()))
-    os.close(result_writer)
+    return lines
+
+
+def found_by_another_process(url: str, options: dict) -> str:
+    """Return what ``check_main`` says in a process of its own."""
+    reader, writer = os.pipe()
+    pid = fork(lambda: os.write(writer, check_main(url, options).encode()))
+    os.close(writer)
     answer = b""
-    while chunk := os.read(result_reader, 1 << 16):
+    while chunk := os.read(reader, 1 << 16):
         answer += chunk
-    os.close(result_reader)
+    os.close(reader)
     os.waitpid(pid, 0)
-    found = answer.decode() or "the check died"
-    if not found.lstrip("-").isdigit():
-        problem = problem or found
+    return answer.decode() or "the check died"
+
+
+def trial(url: str, options: dict, delay_seconds: float, victim: int, seed: int) -> dict:
+    """Run and kill one world, and look at what is left."""
+    lines = killed_world(url, options, delay_seconds, victim, seed)
+    acknowledged = max([int(words[2]) for words in lines], default=-1)
+    found = found_by_another_process(url, options)
+    problem = ""
+    if sum(words[1] == "ready" for words in lines) != WORLD:
+        problem = f"the ranks did not get ready: {lines}"
+    elif not found.lstrip("-").isdigit():
+        problem = found
     elif not acknowledged <= int(found) <= acknowledged + 1:
-        problem = problem or f"the newest is {found}, but {acknowledged} was reported committed"
-    return {"acknowledged": acknowledged, "found": found, "saves": len(more), "problem": problem}
+        problem = f"the newest is {found}, but {acknowledged} was reported committed"
+    saves = sum(words[1] == "saved" for words in lines)
+    return {"acknowledged": acknowledged, "found": found, "saves": saves, "problem": problem}
 
 
 def main() -> None:

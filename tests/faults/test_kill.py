@@ -16,7 +16,11 @@ def _kill(url: str, options: dict, longest_seconds: float) -> list[dict]:
     script = Path(__file__).with_name("kill_world.py")
     arguments = [url, json.dumps(options), str(KILLS), "20260101", str(longest_seconds)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), *arguments], capture_output=True, text=True, check=False, timeout=900
+        [sys.executable, "-W", "ignore", str(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -41,5 +45,4 @@ def test_killed_saves_on_local_disk_leave_whole_snapshots(tmp_path):
 @pytest.mark.s3
 @pytest.mark.timeout(1200)
 def test_killed_saves_on_s3_leave_whole_snapshots(s3_url):
-    url, options = s3_url
-    _check(_kill(url, options, 0.8))
+    _check(_kill(s3_url.url, s3_url.storage_options, 0.8))
