@@ -114,7 +114,7 @@ def killed_world(url: str, options: dict, delay_seconds: float, victim: int, see
     reader, writer = os.pipe()
     with tempfile.NamedTemporaryFile(delete=False) as rendezvous:
         pass
-    os.unlink(rendezvous.name)
+    pathlib.Path(rendezvous.name).unlink()
     pids = [fork(rank_main, rank, url, options, rendezvous.name, writer, seed + rank) for rank in range(WORLD)]
     os.close(writer)
     lines = lines_until(reader, FIRST_SAVE_SECONDS, lambda lines: len(lines) >= WORLD)
