@@ -162,11 +162,11 @@ def decode_document(data: bytes) -> dict[str, Any]:
     found, last, end = {}, -1, 24 + 24 * count
     for start in range(24, end, 24):
         kind, flags, zero, offset, length = struct.unpack_from("<HHIQQ", data, start)
-        require(kind > last and flags <= 1 and zero == 0, "the table of sections is damaged")
+        require(kind > last and zero == 0, "the table of sections is damaged")
         require(offset == end and length <= size - end, "the sections do not follow one another")
         last, end = kind, end + length + -length % 8
         require(end <= size and not any(data[offset + length : end]), "the padding is not zero")
-        require(kind in SECTIONS or flags == 0, f"section {kind} is of a newer version")
+        require(kind in SECTIONS or flags & 1 == 0, f"section {kind} is of a newer version")
         found[kind] = data[offset : offset + length]
     require(end == size and SECTIONS.keys() <= found.keys(), "sections are missing, or more follows them")
     return {name: _decode_section(content, found[kind]) for kind, (name, content) in SECTIONS.items()}
@@ -195,6 +195,7 @@ SCALARS = {
     "bytes": (lambda text: base64.b64decode(text, validate=True), lambda value: base64.b64encode(value).decode()),
 }
 """By node: how its text is read and how it is written; a value has one form only, so they must agree."""
+LIBRARY = re.compile(r"[a-z][a-z0-9_]{0,31}(\.[A-Za-z0-9_]{1,32}){1,3}")
 CONTAINERS = {"list": list, "tuple": tuple, "per_rank": PerRank}
 DICTS = [([], dict), (["ordered"], OrderedDict), (["counter"], Counter)]
 DICTS += [([*marks, "union"], make) for marks, make in DICTS]
@@ -202,7 +203,6 @@ DICTS += [([*marks, "union"], make) for marks, make in DICTS]
 
 def decode_tree(node: Any, path: Keys, tensors: list[Keys]) -> Any:
     """Return the value of a node; the paths of all tensors below it are added to ``tensors``."""
-    require(len(path) <= 64, "a path of more than 64 keys")
     if node is None or isinstance(node, bool | str) or (isinstance(node, int) and abs(node) < 2**53):
         return node
     require(isinstance(node, list) and node and isinstance(node[0], str), f"{node!r} is no node")
@@ -212,7 +212,8 @@ def decode_tree(node: Any, path: Keys, tensors: list[Keys]) -> Any:
         return Tensor(path)
     if kind == "dict" or kind in CONTAINERS:
         return _decode_container(kind, items, path, tensors)
-    require(len(items) == 1 and isinstance(items[0], str) and (kind in SCALARS or "." in kind), f"{node!r} is no node")
+    known = kind in SCALARS or LIBRARY.fullmatch(kind)
+    require(known and len(items) == 1 and isinstance(items[0], str), f"{node!r} is no node")
     if kind not in SCALARS:
         return Library(kind, items[0])
     read, write = SCALARS[kind]
@@ -225,6 +226,7 @@ def decode_tree(node: Any, path: Keys, tensors: list[Keys]) -> Any:
 
 
 def _decode_container(kind: str, items: list[Any], path: Keys, tensors: list[Keys]) -> Any:
+    require(len(path) < 64, "a container at a path of 64 keys")
     if kind in {"list", "tuple"}:
         items.insert(0, list(range(len(items[0]))) if items and isinstance(items[0], list) else None)
     marks = items.pop() if kind == "dict" and len(items) == 3 and items[2] else []
@@ -272,7 +274,8 @@ class Snapshot:
         self.shapes = [tuple(tables["TENSOR_SHAPE"][start:end]) for start, end in pairwise(ends)]
         self.tiles = [tuple(tables["TENSOR_TILE"][start:end]) for start, end in pairwise(ends)]
         for shape, tile in zip(self.shapes, self.tiles, strict=True):
-            require(all(1 <= t <= max(1, n) for n, t in zip(shape, tile, strict=True)), f"{tile} is no tile of {shape}")
+            right = (1 <= t <= max(1, n) < 2**63 for n, t in zip(shape, tile, strict=True))
+            require(all(right), f"{tile} is no tile of {shape}")
             require(math.prod(shape) < 2**62 and math.prod(_grid(shape, tile)) <= 2**32, f"{shape} is too large")
         self.dtypes = [names["dtypes"][place] for place in tables["TENSOR_DTYPE"]]
         self.kinds = [names["kinds"][place] for place in tables["TENSOR_KIND"]]
@@ -484,7 +487,10 @@ class Store:
         require(re.fullmatch("[0-9a-f]{64}", digest), f"{digest!r} is no digest")
         manifest = self._get(f"manifests/{digest[:2]}/{digest}")
         require(blake3(manifest).hexdigest() == digest, f"the manifest {digest} is damaged")
-        return Snapshot(self, manifest)
+        snapshot = Snapshot(self, manifest)
+        same = (snapshot.head["run"], snapshot.head["step"]) == (run, record["step"])
+        require(same, f"the manifest {digest} is of another snapshot than {name}")
+        return snapshot
 
     def pack(self, name: bytes, size: int) -> Pack:
         """Return a pack of the store."""

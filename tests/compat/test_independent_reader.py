@@ -399,6 +399,14 @@ def patch(offset: int, data: bytes) -> Callable[[bytes], bytes]:
     return lambda whole: whole[:offset] + data + whole[offset + len(data) :]
 
 
+def test_a_manifest_of_another_snapshot_is_refused(small, tmp_path):
+    shutil.copytree(small, tmp_path / "s")
+    other = Store(small).ref(RUN, 0)["manifest"]
+    with_record(tmp_path / "s", "refs/run/000000000001.000001", manifest=other)
+    with pytest.raises(DamagedError, match="of another snapshot"):
+        Store(tmp_path / "s").open("run@1")
+
+
 @pytest.mark.parametrize(
     "change",
     [

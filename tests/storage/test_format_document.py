@@ -120,6 +120,7 @@ def test_keys():
         "tag": TAG.key,
         "fragment": keys.fragment_key(TXN, 3),
         "abort record": keys.abort_key(TXN, 3),
+        "index": keys.index_key(REF.manifest),
         "mark of a collection": "",
     }
     rows = table("keys")
