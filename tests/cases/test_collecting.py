@@ -272,6 +272,6 @@ def test_c138_a_collection_asks_for_lists_and_not_for_objects():
     assert report.collection.plan.young.num == 2000
     asked = counted.counts.requests
     # store.json (asked twice); a ref and a manifest for each of three snapshots
-    assert (asked["list"], asked["head"], asked["get_into"], asked["get"]) == (6, 1, 4, 3)
+    assert (asked["list"], asked["head"], asked["get_into"], asked["get"]) == (7, 1, 4, 3)
     assert asked.keys() <= {"list", "head", "get_into", "get", "leftovers"}
     assert report.collection.done.seconds > 0

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vescale_ckpt.collecting.repack_plan import Liveness, Place, RepackPlan, moved, plan_repack, stored_rows
-from vescale_ckpt.errors import ConflictError, CorruptionError, FormatError, InternalError, ObjectNotFoundError
+from vescale_ckpt.errors import (
+    ConflictError,
+    CorruptionError,
+    FormatError,
+    InternalError,
+    ObjectNotFoundError,
+    VeScaleError,
+)
+from vescale_ckpt.execute.hints import put_hints
 from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest, store_manifest
 from vescale_ckpt.execute.write import renamed
 from vescale_ckpt.format.manifest import decode_manifest, encode_manifest
@@ -253,6 +261,8 @@ class Repacker:
                 now=ref.created_seconds,
             )
         )
+        with contextlib.suppress(VeScaleError):  # a hint that is missing costs bytes and nothing else
+            put_hints(self._backend, new, manifest)
         loop.run(delete_versions(self._backend, ref.run, ref.step, [ref.version]))
         return True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from vescale_storage.collect.marks import mark_key, sweep_key
 from vescale_storage.errors import FormatError
-from vescale_storage.keys import parse_manifest_key, parse_pack_key
+from vescale_storage.keys import parse_index_key, parse_manifest_key, parse_pack_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class Tally:
         return Tally(self.num + other.num, self.size_bytes + other.size_bytes)
 
     @classmethod
-    def of(cls, objects: Iterable[Doomed | TransactionInfo | Leftover]) -> Tally:
+    def of(cls, objects: Iterable[Doomed | TransactionInfo | Leftover | ObjectInfo]) -> Tally:
         """Return the tally of some objects."""
         num = size_bytes = 0
         for each in objects:
@@ -87,6 +87,8 @@ class CollectionPlan:
     """Left by saves that died."""
     leftovers: tuple[Leftover, ...]
     """Left by puts that died."""
+    hints: tuple[ObjectInfo, ...]
+    """Index objects of manifests that nothing leads to."""
     damaged_marks: tuple[str, ...]
     """Names of marks that nobody can read: they keep writers from sharing content, and go without being acted on."""
     finished: tuple[str, ...]
@@ -105,9 +107,8 @@ class CollectionPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.due or self.to_mark or self.transactions or self.leftovers or self.finished) and not (
-            self.damaged_marks
-        )
+        work = self.due, self.to_mark, self.transactions, self.leftovers, self.hints, self.finished, self.damaged_marks
+        return not any(work)
 
 
 @dataclass(slots=True)
@@ -121,6 +122,8 @@ class Found:
     seen: set[str] = field(default_factory=set)
     """Names of live packs."""
     unreachable: list[Doomed] = field(default_factory=list)
+    hints: list[ObjectInfo] = field(default_factory=list)
+    """Index objects of manifests that nothing leads to."""
     strange: list[str] = field(default_factory=list)
 
     def add_pack(self, info: ObjectInfo, roots: Roots) -> None:
@@ -139,6 +142,12 @@ class Found:
             self.manifests += Tally(1, info.size_bytes)
         elif name:
             self.unreachable.append(Doomed(MANIFEST, name, info.key, info.size_bytes, info.modified_seconds))
+
+    def add_hint(self, info: ObjectInfo, roots: Roots) -> None:
+        """Take a listed index object."""
+        name = self._name(info, parse_index_key)
+        if name and name not in roots.packs_of:
+            self.hints.append(info)
 
     def _name(self, info: ObjectInfo, parse: Callable[[str], str]) -> str:
         try:
@@ -208,6 +217,7 @@ def plan_collection(
         young=Tally.of(each for each in left if each.modified_seconds > old),
         transactions=tuple(each for each in transactions if each.modified_seconds <= old),
         leftovers=tuple(each for each in leftovers if each.modified_seconds <= old),
+        hints=tuple(each for each in found.hints if each.modified_seconds <= old),
         damaged_marks=tuple(sorted(name for name in gc.damaged if name not in gc.sweeps)),
         finished=_finished(gc, now, old),
         missing=tuple(sorted(roots.packs - found.seen)),

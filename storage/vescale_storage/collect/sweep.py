@@ -32,7 +32,7 @@ from vescale_storage.errors import (
     CorruptionError,
     ObjectNotFoundError,
 )
-from vescale_storage.keys import MANIFESTS_PREFIX, PACKS_PREFIX, pack_key
+from vescale_storage.keys import INDEX_PREFIX, MANIFESTS_PREFIX, PACKS_PREFIX, pack_key
 from vescale_storage.parallel import map_bounded
 from vescale_storage.transaction_objects import clean_transaction, find_transactions
 
@@ -62,6 +62,8 @@ class Collected:
     """Due, but the sweep had to end before their turn; a later collection marks them anew."""
     transactions: Tally = field(default_factory=Tally)
     leftovers: Tally = field(default_factory=Tally)
+    hints: Tally = field(default_factory=Tally)
+    """Index objects of manifests that nothing led to."""
     seconds: float = 0.0
 
     @property
@@ -143,6 +145,8 @@ class Collector:
             found.add_pack(info, roots)
         async for info in self._backend.list(MANIFESTS_PREFIX):
             found.add_manifest(info, roots)
+        async for info in self._backend.list(INDEX_PREFIX):
+            found.add_hint(info, roots)
         self._progress("objects listed", found.packs.num + found.manifests.num + len(found.unreachable))
         plan = plan_collection(
             found,
@@ -200,6 +204,9 @@ class Collector:
             await self._backend.remove_leftover(leftover)
             self._done.leftovers += Tally(1, leftover.size_bytes)
             self._progress("leftovers removed", self._done.leftovers.num)
+        # Nothing depends on a hint, so it needs no mark; what it leads to may be there a while longer.
+        await map_bounded(self._backend.delete, (info.key for info in plan.hints), _NUM_DELETES)
+        self._done.hints = Tally.of(plan.hints)
         for key in plan.finished:
             await self._backend.delete(key)
         if self._grace_seconds == 0 and marks:

@@ -51,6 +51,7 @@ def test_what_a_deleted_snapshot_had_for_itself_goes_and_what_others_share_stays
     second = runs.gc()
     assert (second.collection.done.packs.num, second.collection.done.manifests.num) == (1, 1)
     assert runs.stored() == runs.needed()
+    assert len(runs.keys("index/")) == 2, "an index object goes with its manifest"
     runs.check()
     assert second.repacked is None
     assert not second.dry_run
@@ -181,5 +182,6 @@ def test_killed_at_any_operation_everything_can_be_loaded_saved_and_collected(wh
         runs.check()
         assert runs.stored() == runs.needed(), at
         assert runs.keys("gc/") == []
+        assert len(runs.keys("index/")) == 3
         at += 1
     assert at > 10

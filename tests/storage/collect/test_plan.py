@@ -7,7 +7,7 @@ from vescale_storage.collect.gc_objects import GcListing
 from vescale_storage.collect.marks import Mark, Sweep, mark_key, sweep_key
 from vescale_storage.collect.plan import CollectionPlan, Found, Tally, plan_collection
 from vescale_storage.collect.roots import Roots
-from vescale_storage.keys import manifest_key, pack_key
+from vescale_storage.keys import index_key, manifest_key, pack_key
 from vescale_storage.transaction_objects import TransactionInfo
 
 NOW = 100_000.0
@@ -24,7 +24,7 @@ def mark(name: str, age: float, packs=(), manifests=(), grace: float = GRACE) ->
 
 
 def plan(
-    packs=(), manifests=(), live=(), marks=(), sweeps=(), transactions=(), leftovers=(), grace=GRACE, **gc
+    packs=(), manifests=(), hints=(), live=(), marks=(), sweeps=(), transactions=(), leftovers=(), grace=GRACE, **gc
 ) -> CollectionPlan:
     """Plan over packs given as (name, age); ``live`` are needed by the one manifest ``D``."""
     roots = Roots((), (), {D: frozenset(live)}, frozenset(live))
@@ -33,6 +33,8 @@ def plan(
         found.add_pack(info(pack_key(name), age), roots)
     for name, age in manifests:
         found.add_manifest(info(manifest_key(name), age), roots)
+    for name, age in hints:
+        found.add_hint(info(index_key(name), age), roots)
     listing = GcListing(marks={m.name: m for m in marks}, sweeps={s.mark: s for s in sweeps}, **gc)
     return plan_collection(
         found, roots, listing, transactions=transactions, leftovers=leftovers, now=NOW, grace_seconds=grace
@@ -143,6 +145,12 @@ def test_transactions_leftovers_and_clocks_go_when_they_are_old():
     assert made.transactions == tuple(transactions[:1])
     assert [each.name for each in made.leftovers] == ["1000"]
     assert made.finished == ("gc/clock-1",)
+
+
+def test_index_objects_go_with_their_manifest_when_they_are_old():
+    made = plan(hints=[(A, 1000), (B, 999), (D, 5000)])
+    assert [each.key for each in made.hints] == [index_key(A)]
+    assert not made.is_empty
 
 
 def test_packs_that_are_needed_and_not_there_are_told():
