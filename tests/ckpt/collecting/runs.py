@@ -37,10 +37,10 @@ class Runs:
         """Return the same store over a wrapper of its back end."""
         return vc.Store(backend, exists=True)
 
-    def save(self, step: int, run: str = "run", *, store=None, base=None, **seeds: int) -> vc.SaveReport:
+    def save(self, step: int, run: str = "run", *, store=None, base=None, options=None, **seeds: int) -> vc.SaveReport:
         """Save one tensor for each name, filled by its seed."""
         state = {name: tensor(seed) for name, seed in seeds.items()}
-        with vc.Checkpointer(store or self.store, run) as checkpointer:
+        with vc.Checkpointer(store or self.store, run, options=options) as checkpointer:
             report = checkpointer.save(step, state, base=base).result()
         self.saved[run, step] = seeds
         return report

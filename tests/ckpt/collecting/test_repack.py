@@ -50,7 +50,8 @@ def test_what_is_needed_of_a_mostly_dead_pack_moves_and_the_snapshots_follow():
     assert size(runs) < before
     assert len(runs.packs(2) & runs.packs(3)) == 1, "what they share they still share"
     assert len(runs.keys("index/")) == 2
-    assert runs.save(1, run="other", same=0).bytes_deduplicated == 8192, "and others find it"
+    report = runs.save(1, run="other", options=vc.SaveOptions(dedup_across_runs=True), same=0)
+    assert report.bytes_deduplicated == 8192, "and others find it"
 
 
 def test_only_the_place_of_chunks_changes():
