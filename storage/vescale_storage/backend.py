@@ -133,5 +133,15 @@ class Backend(abc.ABC):
     async def remove_leftover(self, leftover: Leftover) -> None:
         """Remove one of ``leftovers``; it is no error if it is gone."""
 
+    def copies(self) -> Sequence[Backend]:
+        """Return the places that hold the objects, best first, each to be asked past every cache.
+
+        One, unless there is a mirror: where bytes turn out to be wrong, a reader asks them again one by one.
+        """
+        return (self,)
+
+    async def forget(self, key: str) -> None:
+        """Drop what caches hold of an object, because it turned out to be wrong."""
+
     async def close(self) -> None:
         """Release connections and threads. A second call does nothing."""

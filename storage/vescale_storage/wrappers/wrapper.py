@@ -54,6 +54,15 @@ class WrapperBackend(Backend):
         """Pass on."""
         await self.inner.remove_leftover(leftover)
 
+    def copies(self) -> Sequence[Backend]:
+        """Return itself around a place, and the places themselves around a cache or a mirror."""
+        found = self.inner.copies()
+        return (self,) if len(found) == 1 and found[0] is self.inner else found
+
+    async def forget(self, key: str) -> None:
+        """Pass on."""
+        await self.inner.forget(key)
+
     async def close(self) -> None:
         """Pass on."""
         await self.inner.close()
