@@ -13,7 +13,7 @@ from vescale_ckpt.retention import RetentionPolicy
 from vescale_ckpt.saving.options import SaveOptions
 from vescale_ckpt.saving.saver import Saver
 from vescale_ckpt.store import Store, open_store
-from vescale_storage.keys import validate_run
+from vescale_storage.keys import MAX_STEP, validate_run
 
 if TYPE_CHECKING:
     import os
@@ -92,8 +92,10 @@ class Checkpointer:
             RankFailureError: another rank failed, or an earlier background save did.
             StorageError: the storage failed; earlier snapshots are as they were.
         """
-        if type(step) is not int or step < 0:
-            raise InvalidInputError(f"cannot save step {step!r} of run '{self.run}': a step is an int of 0 or more")
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise InvalidInputError(
+                f"cannot save step {step!r} of run '{self.run}': a step is an int of 0 to {MAX_STEP}"
+            )
         bases = (base,) if isinstance(base, str) else tuple(base or ())
         return self._saver.save(step, state, blocking=blocking, bases=bases, metadata=dict(metadata or {}))
 
@@ -129,7 +131,7 @@ class Checkpointer:
             RankFailureError: another rank failed.
         """
         if self._saver_made is not None:
-            self._saver_made.finish()
+            self._group.attempt(f"saving {self.run} in the background", self._saver_made.finish)
         options = RestoreOptions(cast=cast, only=tuple(only), ignore=tuple(ignore), rename=dict(rename or {}))
         loader = Loader(self.store, self._group, self._read_options)
         return loader.load(state, run=self.run, step=step, options=options, verify_first=verify_first)

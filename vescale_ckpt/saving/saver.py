@@ -19,6 +19,7 @@ import torch
 from vescale_ckpt.adapters.capture import Captured, capture
 from vescale_ckpt.adapters.names import find_optimizers
 from vescale_ckpt.errors import RankFailureError, StateError, VeScaleError
+from vescale_ckpt.format.json_text import check_json
 from vescale_ckpt.plan.parts import Part, compared_parts, parts_of
 from vescale_ckpt.saving.agree import NO_STEP, Intent, PlanCache, Prepared, agree
 from vescale_ckpt.saving.background import Background
@@ -68,7 +69,7 @@ class Saver:
         began = time.monotonic()
         self._limit_in_flight()
         self._open(step)
-        prepared = self._prepare(state)
+        prepared = self._prepare(state, metadata)
         failed_step = next((handle.step for handle in self._handles if handle.forgotten), NO_STEP)
         agreement = agree(
             self._group,
@@ -137,9 +138,10 @@ class Saver:
         self._group.attempt(phase, self._store.require)
         self._opened = True
 
-    def _prepare(self, state: Any) -> Prepared | Exception:
+    def _prepare(self, state: Any, metadata: dict[str, Any]) -> Prepared | Exception:
         """Return what this rank holds, or why it cannot tell; capturing runs the caller's own ``state_dict``."""
         try:
+            check_json(metadata, "metadata")
             captured = capture(state, rank=self._group.rank)
             return Prepared(captured, *split_per_rank(captured.tree))
         except Exception as error:  # noqa: BLE001 -- raised on this rank once the others know
