@@ -83,6 +83,23 @@ def decode_chunk(stored: Buffer, codec: Codec, raw_length: int) -> Buffer:
     return _from_planes(planes, stored[0])
 
 
+def raw_bytes(stored: Buffer, codec: Codec) -> int:
+    """Return how many bytes the chunk says that it has, for who knows only its digest; nothing is proven by that.
+
+    Raises:
+        CorruptionError: it does not say.
+    """
+    if codec is Codec.RAW:
+        return len(stored)
+    try:
+        held = zstandard.frame_content_size(memoryview(stored)[1:])
+    except zstandard.ZstdError as error:
+        raise CorruptionError(f"cannot tell the size of a zstd chunk of {len(stored)} bytes: {error}") from error
+    if held < 0:
+        raise CorruptionError(f"cannot tell the size of a zstd chunk of {len(stored)} bytes: its frame does not say")
+    return int(held)
+
+
 def _to_planes(raw: Buffer, item_bytes: int) -> Buffer:
     if item_bytes == 1:
         return raw

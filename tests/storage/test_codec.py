@@ -6,7 +6,7 @@ import struct
 import pytest
 import zstandard
 
-from vescale_storage.codec import Codec, decode_chunk, encode_chunk
+from vescale_storage.codec import Codec, decode_chunk, encode_chunk, raw_bytes
 from vescale_storage.errors import ConfigError, CorruptionError
 
 
@@ -112,3 +112,18 @@ def test_what_is_no_encoding_of_so_many_bytes_is_corrupt(stored, codec, raw_leng
 def test_the_densest_frame_is_not_taken_for_a_lie():
     for num_bytes in (1 << 20, 1 << 24):
         assert decode_chunk(stored_zeros(num_bytes), Codec.ZSTD, num_bytes) == bytes(num_bytes)
+
+
+def test_a_chunk_tells_how_many_bytes_it_has():
+    assert raw_bytes(b"abc", Codec.RAW) == 3
+    assert raw_bytes(stored_zeros(4096), Codec.ZSTD) == 4096
+    assert raw_bytes(b"\x01" + frame_that_claims(1 << 40), Codec.ZSTD) == 1 << 40
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [b"", b"\x04", b"\x01" + b"no frame", b"\x01" + zstandard.ZstdCompressor(write_content_size=False).compress(b"x")],
+)
+def test_a_chunk_that_does_not_tell_its_size_is_corrupt(stored):
+    with pytest.raises(CorruptionError):
+        raw_bytes(stored, Codec.ZSTD)
