@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from vescale_ckpt.errors import AlreadyExistsError, CorruptionError, ObjectNotFoundError
+from vescale_ckpt.errors import AlreadyExistsError, CorruptionError, ObjectNotFoundError, StorageError
 from vescale_ckpt.format.manifest import decode_manifest, encode_manifest, manifest_name
 from vescale_storage import loop
 from vescale_storage.keys import manifest_key
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
     from vescale_storage.backend import Backend
     from vescale_storage.refs import Ref
 
+logger = logging.getLogger(__name__)
+
 
 def fetch_manifest(backend: Backend, ref: Ref) -> bytes:
     """Return the encoded manifest that a ref points to, after its digest was found right.
+
+    One that does not match is asked for again, past every cache, and then from the mirror if there is one.
 
     Raises:
         CorruptionError: it is gone or damaged.
@@ -32,14 +37,37 @@ def fetch_manifest(backend: Backend, ref: Ref) -> bytes:
             key=key,
             snapshot=where,
         ) from error
-    if manifest_name(data) != ref.manifest:
-        raise CorruptionError(
-            f"cannot open {where}: the {len(data)} bytes of {key} in {backend.url} do not have the digest in "
-            "its name - the storage changed or cut them - load another snapshot or bring the object back",
-            key=key,
-            snapshot=where,
-        )
-    return data
+    if manifest_name(data) == ref.manifest:
+        return data
+    again = _fetch_again(backend, key, ref.manifest)
+    if again is not None:
+        return again
+    raise CorruptionError(
+        f"cannot open {where}: the {len(data)} bytes of {key} in {backend.url} do not have the digest in "
+        "its name - the storage changed or cut them - load another snapshot or bring the object back",
+        key=key,
+        snapshot=where,
+    )
+
+
+def _fetch_again(backend: Backend, key: str, name: str) -> bytes | None:
+    """Return what the first copy of the store gives that has this name, or None if none does."""
+    loop.run(backend.forget(key))
+    for number, copy in enumerate(backend.copies()):
+        try:
+            data = loop.run(copy.get(key))
+        except (ObjectNotFoundError, StorageError):
+            continue
+        if manifest_name(data) == name:
+            if number:
+                logger.warning(
+                    "%s in %s is damaged: it was read from the mirror %s - repair the store with heal()",
+                    key,
+                    backend.url,
+                    copy.url,
+                )
+            return data
+    return None
 
 
 def open_manifest(data: bytes, ref: Ref) -> Manifest:

@@ -1,22 +1,24 @@
 """Read: chunks come from storage in coalesced ranges, are verified and handed on, by a few threads of bounded memory.
 
-Nothing is handed on before its digest is known to be right. A chunk that does not match is read once more, alone; if it
-still differs, that is an error which names tensor, box, pack and offset.
+Nothing is handed on before its digest is known to be right. A chunk that does not match is read once more, alone, past
+every cache, and then from the mirror if the store has one; if it still differs, that is an error which names tensor,
+box, pack and offset.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError
+from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, StorageError, VeScaleError
 from vescale_ckpt.stage.raw import memory_of
 from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.tree import fqn
@@ -29,9 +31,13 @@ from vescale_storage.ranges import coalesce
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.format.records import Manifest, PackRecord
     from vescale_ckpt.plan.load_plan import ChunkNeed
     from vescale_storage.backend import Backend, Buffer
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_TAIL_BYTES = 64 << 10
 """What is read beyond the last chunk of ours for a pack's footer, as long as that is not known to be longer."""
@@ -60,7 +66,9 @@ class ReadCounters:
     requests: int = 0
     chunks: int = 0
     reread: int = 0
-    """Chunks read a second time because their digest did not match."""
+    """Chunks and footers read a second time because their digest did not match."""
+    healed: int = 0
+    """Those of them that only the mirror has sound."""
     seconds_storage: float = 0.0
     """Summed over threads."""
 
@@ -165,11 +173,19 @@ class Reader:
     def _prove_whole(self, number: int, tail: bytes) -> None:
         """Check the footer of a pack, of which ``tail`` are the last bytes; reads more where that is not all of it."""
         pack = self._manifest.packs[number]
-        if not check_tail(tail, name=pack.name, object_size_bytes=pack.size_bytes):
-            entries = loop.run(read_footer(self._backend, pack.name, pack.size_bytes))
-            with self._lock:
-                self.counters.requests += 1
-                self.counters.bytes_footers += footer_bytes(len(entries))
+        try:
+            if not check_tail(tail, name=pack.name, object_size_bytes=pack.size_bytes):
+                self._read_footer(self._backend, pack)
+        except CorruptionError as error:
+            if not self._again(pack_key(pack.name), lambda copy: self._read_footer(copy, pack)):
+                raise error from None
+
+    def _read_footer(self, backend: Backend, pack: PackRecord) -> bool:
+        entries = loop.run(read_footer(backend, pack.name, pack.size_bytes))
+        with self._lock:
+            self.counters.requests += 1
+            self.counters.bytes_footers += footer_bytes(len(entries))
+        return True
 
     def _verified(self, need: ChunkNeed, stored: memoryview, buffer: torch.Tensor, start: int) -> torch.Tensor:
         """Return the raw bytes of a chunk after its digest was found right; reads it again where it is not."""
@@ -179,15 +195,48 @@ class Reader:
             if raw is stored and start % width == 0:
                 return buffer[start : start + len(stored)]
             return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        chunks = self._manifest.chunks
+        pack, offset = int(chunks.pack[need.row]), int(chunks.offset[need.row])
+
+        def ask(copy: Backend) -> Buffer | None:
+            memory = memoryview(bytearray(len(stored)))
+            self._get(pack, offset, memory, copy)
+            return self._decoded(need, memory)
+
+        sound = self._again(pack_key(self._manifest.packs[pack].name), ask)
+        if sound is None:
+            raise self._damaged(need)
+        return torch.frombuffer(bytearray(sound), dtype=torch.uint8)
+
+    def _again(self, key: str, ask: Callable[[Backend], T | None]) -> T | None:
+        """Return what the first copy of the store gives that is right, or None if none does."""
         with self._lock:
             self.counters.reread += 1
-        again = bytearray(len(stored))
-        chunks = self._manifest.chunks
-        self._get(int(chunks.pack[need.row]), int(chunks.offset[need.row]), memoryview(again))
-        raw = self._decoded(need, memoryview(again))
-        if raw is None:
-            raise self._damaged(need)
-        return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        loop.run(self._backend.forget(key))
+        problem: VeScaleError | None = None
+        for number, copy in enumerate(self._backend.copies()):
+            try:
+                found = ask(copy)
+            except (ObjectNotFoundError, CorruptionError, StorageError) as error:
+                problem = error if number == 0 else problem
+                continue
+            if found is not None:
+                if number:
+                    self._healed(key, copy)
+                return found
+        if problem is not None:
+            raise problem
+        return None
+
+    def _healed(self, key: str, copy: Backend) -> None:
+        with self._lock:
+            self.counters.healed += 1
+        logger.warning(
+            "%s in %s is damaged: a part was read from the mirror %s - repair the store with heal()",
+            key,
+            self._backend.url,
+            copy.url,
+        )
 
     def _decoded(self, need: ChunkNeed, stored: memoryview) -> Buffer | None:
         """Return the raw bytes, or None where they are not what the manifest says."""
@@ -204,9 +253,10 @@ class Reader:
         manifest, chunks = self._manifest, self._manifest.chunks
         name = fqn(manifest.tensors[need.tensor].path)
         key = pack_key(manifest.packs[int(chunks.pack[need.row])].name)
+        where = " and ".join(copy.url for copy in self._backend.copies())
         return CorruptionError(
             f"cannot load '{name}' {need.box} of {manifest.run}@{manifest.step}: the bytes at offset "
-            f"{int(chunks.offset[need.row])} of {key} in {self._backend.url} do not have the digest "
+            f"{int(chunks.offset[need.row])} of {key} in {where} do not have the digest "
             f"{chunks.digest[need.row].tobytes().hex()[:16]}... that was saved, on two reads - the storage changed "
             "them; load another snapshot, or bring the object back from a copy",
             fqn=name,
@@ -214,22 +264,31 @@ class Reader:
             key=key,
         )
 
-    def _get(self, pack: int, start: int, memory: memoryview) -> None:
+    def _get(self, pack: int, start: int, memory: memoryview, backend: Backend | None = None) -> None:
         key = pack_key(self._manifest.packs[pack].name)
         began = time.monotonic()
         try:
-            loop.run(self._backend.get_into(key, start, memory))
-        except (ObjectNotFoundError, CorruptionError) as error:
-            manifest = self._manifest
-            names = sorted({fqn(manifest.tensors[t].path) for t in self._tensors_in(pack)})
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise type(error)(
-                f"cannot load {manifest.run}@{manifest.step}: {error} - it holds parts of {', '.join(names[:3])}{more}",
-                key=key,
-            ) from error
+            loop.run((backend or self._backend).get_into(key, start, memory))
+        except (ObjectNotFoundError, CorruptionError, StorageError) as error:
+            raise self._about(pack, error) from error
         with self._lock:
             self.counters.requests += 1
             self.counters.seconds_storage += time.monotonic() - began
+
+    def _about(self, pack: int, error: ObjectNotFoundError | CorruptionError | StorageError) -> VeScaleError:
+        """Return the error with the object that could not be read and the tensors that it holds."""
+        manifest = self._manifest
+        key = pack_key(manifest.packs[pack].name)
+        names = sorted({fqn(manifest.tensors[t].path) for t in self._tensors_in(pack)})
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        what = error.message if key in error.message else f"{key}: {error.message}"
+        about: dict[str, Any] = {**error.context, "key": key}
+        if isinstance(error, StorageError):
+            about["retryable"] = error.retryable
+        return type(error)(
+            f"cannot load {manifest.run}@{manifest.step}: {what} - it holds parts of {', '.join(names[:3])}{more}",
+            **about,
+        )
 
     def _tensors_in(self, pack: int) -> set[int]:
         chunks = self._manifest.chunks

@@ -13,7 +13,10 @@ from vescale_storage import loop
 from vescale_storage.backends.memory import MemoryBackend
 from vescale_storage.keys import manifest_key
 from vescale_storage.refs import Ref
+from vescale_storage.wrappers.cache import CacheBackend
 from vescale_storage.wrappers.count import CountingBackend
+from vescale_storage.wrappers.faults import FaultBackend
+from vescale_storage.wrappers.mirror import MirrorBackend
 
 
 @pytest.fixture
@@ -78,3 +81,28 @@ def test_a_ref_that_points_to_the_manifest_of_another_snapshot_is_refused(stored
         CorruptionError, match=f"cannot open {wrong.run}@{wrong.step}: its ref points to the manifest of run@1"
     ):
         open_manifest(fetch_manifest(backend, wrong), wrong)
+
+
+def test_one_that_arrived_damaged_does_not_stay_in_the_cache(stored, tmp_path):
+    backend, manifest, ref = stored
+    faults = FaultBackend(backend)
+    cache = CacheBackend(faults, tmp_path, 1 << 30)
+    rule = faults.corrupt("get")
+    for _ in range(2):
+        assert open_manifest(fetch_manifest(cache, ref), ref) == manifest
+    assert rule.num_hit == 1
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, None])
+def test_a_damaged_or_lost_one_is_read_from_the_mirror(stored, damage, caplog):
+    backend, manifest, ref = stored
+    key = manifest_key(ref.manifest)
+    data = loop.run(backend.get(key))
+    mirror = MemoryBackend(uuid.uuid4().hex)
+    loop.run(mirror.put(key, [data]))
+    loop.run(backend.put(key, [DAMAGE[damage](data)]) if damage else backend.delete(key))
+    assert open_manifest(fetch_manifest(MirrorBackend(backend, mirror), ref), ref) == manifest
+    assert mirror.url in caplog.text
+    loop.run(mirror.put(key, [b"damaged, too"]))
+    with pytest.raises(CorruptionError):
+        fetch_manifest(MirrorBackend(backend, mirror), ref)

@@ -17,7 +17,9 @@ from vescale_storage import loop
 from vescale_storage.backends.memory import MemoryBackend
 from vescale_storage.keys import pack_key
 from vescale_storage.pack import Codec, footer_bytes
+from vescale_storage.wrappers.cache import CacheBackend
 from vescale_storage.wrappers.faults import FaultBackend
+from vescale_storage.wrappers.mirror import MirrorBackend
 
 
 class Stored:
@@ -338,3 +340,112 @@ def test_a_footer_longer_than_the_tail_is_read_whole():
             with pytest.raises(CorruptionError, match=stored.manifest.packs[0].name):
                 stored.read(whole_packs=[0])
             stored.put(flip(at))
+
+
+# ---- a cache before the storage, a copy beside it
+
+
+class Placed(Stored):
+    """The same behind a cache and beside a mirror."""
+
+    def __init__(self, folder, tensors, **options):
+        super().__init__(tensors, **options)
+        self.mirror = MemoryBackend(uuid.uuid4().hex)
+        for pack in self.manifest.packs:
+            key = pack_key(pack.name)
+            loop.run(self.mirror.put(key, [loop.run(self.backend.get(key))]))
+        self.both = MirrorBackend(self.faults, self.mirror)
+        self.cache = CacheBackend(self.both, folder, 1 << 30)
+
+    def reader(self, **options):
+        return Reader(self.cache, self.manifest, ReadOptions(**options))
+
+
+@pytest.fixture
+def placed(tmp_path):
+    return Placed(tmp_path, {"w": random((700, 500)), "b": random((7,), 1) > 0.5, "c": random((5, 3), 2)})
+
+
+def test_what_is_in_the_cache_is_not_asked_for_again(placed):
+    whole = range(len(placed.manifest.packs))
+    placed.read(whole_packs=whole)
+    before = len(placed.faults.operations)
+    reader = placed.read(whole_packs=whole)
+    assert len(placed.faults.operations) == before
+    assert (reader.counters.reread, reader.counters.healed) == (0, 0)
+
+
+def test_bytes_that_arrived_damaged_do_not_stay_in_the_cache(placed):
+    placed.faults.corrupt("get_into", 1000, prefix="packs/")
+    reader = placed.read(num_workers=1)
+    assert (reader.counters.reread, reader.counters.healed) == (1, 0)
+    assert placed.read().counters.reread == 0
+
+
+def test_a_footer_that_arrived_damaged_is_read_again(placed):
+    placed.faults.corrupt("get_into", -1, prefix="packs/")
+    reader = placed.read(whole_packs=range(len(placed.manifest.packs)), num_workers=1)
+    assert (reader.counters.reread, reader.counters.healed) == (1, 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_damaged_chunk_is_read_from_the_mirror_and_told(placed, times, caplog):
+    """In every load, for a load repairs nothing; not even the cache keeps what was damaged."""
+    damaged = placed.needs("w")[0]
+    placed.put(flip(int(placed.manifest.chunks.offset[damaged.row]) + 5))
+    kept = loop.run(placed.backend.get(placed.key()))
+    for _ in range(times):
+        reader = placed.read()
+        assert (reader.counters.reread, reader.counters.healed) == (1, 1)
+    assert placed.mirror.url in caplog.text
+    assert "heal()" in caplog.text
+    assert loop.run(placed.backend.get(placed.key())) == kept, "nothing is repaired in silence"
+
+
+def test_a_damaged_footer_is_proved_by_the_mirror(placed):
+    placed.put(flip(-20))
+    reader = placed.read(whole_packs=range(len(placed.manifest.packs)))
+    assert (reader.counters.reread, reader.counters.healed) == (1, 1)
+
+
+@pytest.mark.parametrize("cut", [0, 1000])
+def test_a_pack_that_is_lost_or_cut_is_read_from_the_mirror(placed, cut):
+    if cut:
+        placed.put(lambda data: data[:cut])
+    else:
+        loop.run(placed.backend.delete(placed.key()))
+    reader = placed.read(whole_packs=range(len(placed.manifest.packs)))
+    assert reader.counters.reread == 0
+    assert placed.both.num_helped > 0
+
+
+def test_damage_in_both_copies_is_an_error_that_names_both(placed):
+    damaged = placed.needs("w")[0]
+    change = flip(int(placed.manifest.chunks.offset[damaged.row]) + 5)
+    placed.put(change)
+    loop.run(placed.mirror.put(placed.key(), [bytes(change(bytearray(loop.run(placed.mirror.get(placed.key())))))]))
+    with pytest.raises(CorruptionError, match="on two reads") as caught:
+        placed.read()
+    assert placed.backend.url in str(caught.value)
+    assert placed.mirror.url in str(caught.value)
+    assert caught.value.context["key"] == placed.key()
+
+
+def test_a_mirror_that_does_not_answer_changes_nothing_about_the_damage(placed):
+    placed.put(flip(5))
+    faults = FaultBackend(placed.mirror)
+    faults.fail(None, AccessDeniedError("no"), times=100)
+    reader = Reader(MirrorBackend(placed.backend, faults), placed.manifest, ReadOptions())
+    with pytest.raises(CorruptionError, match="do not have the digest"):
+        reader.read(placed.needs(), lambda *_: None)
+    placed.put(flip(-1))
+    with pytest.raises(CorruptionError, match="footer"):
+        reader.read([], lambda *_: None, range(len(placed.manifest.packs)))
+
+
+def test_storage_that_fails_on_the_second_read_is_told_as_such(stored):
+    stored.put(flip(5))
+    rule = stored.faults.fail("get_into", AccessDeniedError("no"), skip=1)
+    with pytest.raises(AccessDeniedError):
+        stored.read(num_workers=1)
+    assert rule.num_hit == 1
