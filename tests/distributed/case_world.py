@@ -1,0 +1,222 @@
+"""What the ranks of real worlds do for the cases: save in one world, load in new processes with another seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import vescale_ckpt as vc
+from tests.cases.inputs import blank_at, coordinate_of, local_of, same_bits, tagged, view_at
+from vescale_ckpt.errors import MismatchError, RankFailureError, VeScaleError
+from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.layout.layout import Layout
+from vescale_ckpt.layout.placement import Boxes, Flat, Interleaved, Ragged, Replicate, Shard, StridedShard
+
+TENSORS = {
+    "matrix": tagged(24, 10),
+    "odd": tagged(13, 7, 3),
+    "line": tagged(17, dtype=torch.float64),
+    "large": tagged(1030, 770),
+    "half": tagged(64, 48, dtype=torch.bfloat16),
+    "row": tagged(1, 17),
+    "scalar": tagged(),
+}
+
+
+def layouts_of(name: str, num_ranks: int) -> list[Layout]:
+    """Return layouts of all kinds for one tensor on so many ranks; the meshes may be smaller than the world."""
+    shape = tuple(TENSORS[name].shape)
+    numel = math.prod(shape)
+    per_rank = -(-numel // num_ranks // 16) * 16 + 16
+    found = [
+        Layout((num_ranks,), (Replicate(),)),
+        Layout((num_ranks,), (Flat.in_bucket(5, numel, per_rank, num_ranks),)),
+    ]
+    if not shape:
+        return found
+    rows = shape[0]
+    pair = (2, num_ranks // 2) if num_ranks % 2 == 0 else (1, num_ranks)
+    explicit = [Box((r * rows // num_ranks, *(0,) * (len(shape) - 1)), (0,)) for r in range(num_ranks)] if False else []
+    del explicit
+    cuts = [r * rows // num_ranks for r in range(num_ranks + 1)]
+    boxes = tuple(Box((a, *(0,) * (len(shape) - 1)), (b - a, *shape[1:])) for a, b in itertools.pairwise(cuts))
+    thirds = (rows // 3, rows // 3, rows - 2 * (rows // 3))
+    found += [
+        Layout((num_ranks,), (Shard(-1),)),
+        Layout((num_ranks,), (Boxes(boxes),)),
+        Layout((num_ranks,), (Interleaved(0, thirds),)),
+        Layout(pair, (Replicate(), Shard(0))),
+        Layout(pair, (Shard(0), Shard(0)), order=(1, 0)),
+        Layout(pair, (StridedShard(0, pair[1]), Shard(0))),
+        Layout(pair, (Shard(0), Interleaved(0, thirds)), order=(1, 0)),
+        Layout((num_ranks,), (Ragged((0,), tuple(b - a for a, b in itertools.pairwise(cuts))),)),
+    ]
+    if len(shape) > 1:
+        found.append(Layout(pair, (Shard(1), Shard(0))))
+    return found
+
+
+def _checkpointer(folder: str, run: str, **options) -> vc.Checkpointer:
+    return vc.Checkpointer(vc.open_store(Path(folder) / "store"), run, options=vc.SaveOptions(**options))
+
+
+def _rank_state(seed: int, draws: int) -> dict:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    generator = np.random.default_rng(seed)
+    for _ in range(draws):
+        torch.rand(1)
+        random.random()
+        generator.random()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": generator.bit_generator.state,
+        "draws": draws,
+    }
+
+
+DRAWS = (1, 4, 7, 10)
+
+
+def save(folder: str) -> dict:
+    """Save every layout of every tensor, and every rank's random state; return what torch does with differing copies."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    step = 0
+    for name, full in TENSORS.items():
+        for layout in layouts_of(name, num_ranks):
+            at = coordinate_of(layout, rank)
+            _checkpointer(folder, name).save(step, {"t": view_at(full, layout, at)})
+            step += 1
+    _checkpointer(folder, "rng").save(0, {"rng": vc.PerRank(_rank_state(1000 + rank, DRAWS[rank % 4])), "step": 5})
+    return {"steps": step, "continued": _draw(), "differing": differing(folder)}
+
+
+def _draw() -> list[float]:
+    return [float(torch.rand(1)) for _ in range(3)] + [random.random() for _ in range(3)]
+
+
+def differing(folder: str) -> dict:
+    """Save one key with other values on every rank, with torch's DCP and here."""
+    rank = dist.get_rank()
+    mine = torch.tensor([2.0 * rank, 2.0 * rank + 1])
+    dcp.save({"weight": mine.clone()}, checkpoint_id=Path(folder) / "dcp")
+    target = {"weight": torch.full((2,), -1.0)}
+    dcp.load(target, checkpoint_id=Path(folder) / "dcp")
+    try:
+        _checkpointer(folder, "differing").save(0, {"weight": mine})
+    except (MismatchError, RankFailureError) as error:
+        return {"torch": target["weight"].tolist(), "here": str(error)}
+    return {"torch": target["weight"].tolist(), "here": "saved"}
+
+
+def load(folder: str) -> int:
+    """Load every saved snapshot of every tensor into every layout of this world; return how many loads were right."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(77 + rank)
+    store = vc.open_store(Path(folder) / "store")
+    number = 0
+    for name, full in TENSORS.items():
+        targets = layouts_of(name, num_ranks)
+        for place, info in enumerate(store.snapshots(name)):
+            layout = targets[(place + num_ranks) % len(targets)]
+            local, view = blank_at(full, layout, coordinate_of(layout, rank))
+            report = vc.Checkpointer(store, name).load({"t": view}, info.step)
+            right = local_of(full, layout, coordinate_of(layout, rank))
+            assert same_bits(local, right), (name, info.step, layout)
+            assert report.bytes_needed == right.numel() * right.itemsize
+            number += 1
+    try:
+        vc.Checkpointer(store, "rng").load({"rng": vc.PerRank(_rank_state(1, 0)), "step": 0})
+    except MismatchError as error:
+        assert "per rank, of 4 ranks" in str(error)
+    else:
+        assert num_ranks == 4
+    vc.Checkpointer(store, "rng").load(state := {"rng": vc.PerRank(0), "step": 0}, ignore=["rng"])
+    assert state["step"] == 5
+    return number
+
+
+def resume(folder: str) -> list[float]:
+    """Load this rank's random state into a process with another seed, and go on drawing."""
+    torch.manual_seed(4321)
+    random.seed(99)
+    state = {"rng": vc.PerRank(_rank_state(1, 0)), "step": 0}
+    _checkpointer(folder, "rng").load(state)
+    found = state["rng"].value
+    torch.set_rng_state(found["torch"])
+    version, internal, gauss = found["python"]
+    random.setstate((version, tuple(internal), gauss))
+    generator = np.random.default_rng(0)
+    generator.bit_generator.state = found["numpy"]
+    reference = np.random.default_rng(1000 + dist.get_rank())
+    reference.random(found["draws"])
+    assert generator.random() == reference.random()
+    return _draw()
+
+
+def _peak_growth(body) -> int:
+    """Return by how many bytes the resident set grew at most while ``body`` ran."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _status("VmRSS")
+    body()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def memory(folder: str, num_tensors: int, num_rows: int) -> dict:
+    """Return this rank's share of a sharded state, and how much memory a save and a load of it took at most."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    columns = 1000
+    rows = num_rows // num_ranks
+
+    def state(fill: float | None) -> dict:
+        made = {}
+        for i in range(num_tensors):
+            local = torch.rand(rows, columns) if fill is None else torch.full((rows, columns), fill)
+            made[f"t{i}"] = vc.ShardedView((num_rows, columns), torch.float32, [((rank * rows, 0), local)])
+        return made
+
+    torch.manual_seed(rank)
+    warm = _checkpointer(folder, "warm")
+    warm.save(0, {"w": vc.ShardedView((num_ranks,), torch.float32, [((rank,), torch.ones(1))])})
+    warm.load({"w": vc.ShardedView((num_ranks,), torch.float32, [((rank,), torch.ones(1))])})
+    source, target = state(None), state(-1.0)
+    found = {"share": num_tensors * rows * columns * 4}
+    with _checkpointer(folder, "memory") as ckpt:
+        found["save"] = _peak_growth(lambda: ckpt.save(0, source))
+    with _checkpointer(folder, "memory") as ckpt:
+        found["load"] = _peak_growth(lambda: ckpt.load(target))
+    with _checkpointer(folder, "background") as ckpt:
+        found["background"] = _peak_growth(lambda: ckpt.save(0, source, blocking=False).result())
+    with _checkpointer(folder, "bounded", host_budget_bytes=32 << 20) as ckpt:
+        found["bounded"] = _peak_growth(lambda: ckpt.save(0, source, blocking=False).result())
+    for name, view in target.items():
+        assert same_bits(view.pieces[0][1], source[name].pieces[0][1])
+    return found
+
+
+def failing_rank(folder: str) -> str:
+    """One rank cannot write; return what each rank is told."""
+    rank = dist.get_rank()
+    ckpt = _checkpointer(folder, "failing", deadline_seconds=20)
+    state = {
+        "w": vc.ShardedView((8, 2), torch.float32, [((2 * rank, 0), tagged(2, 2))]),
+        "x": object() if rank == 1 else 1,
+    }
+    try:
+        ckpt.save(0, state)
+    except VeScaleError as error:
+        return str(error)
+    return "saved"
