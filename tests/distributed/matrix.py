@@ -42,7 +42,7 @@ TENSOR_LAYOUTS = {
 
 @functools.cache
 def tagged(name: str) -> torch.Tensor:
-    """Return a tensor of which every element differs from its neighbours, and which no seed changes; not to be filled."""
+    """Return a tensor whose every element differs from its neighbours, whatever the seed; not to be filled."""
     shape, dtype = SHAPES[name]
     generator = torch.Generator().manual_seed(len(name))
     if dtype is torch.int64:
