@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NUM_RECORDS: Final = 32
 """Refs and tags read at once."""
+_INLINE_BYTES: Final = 64 << 10
+"""A smaller manifest is looked at on the loop: to hand it to a thread would take longer."""
 _NUM_MANIFESTS: Final = 4
 """Manifests read at once: each can have a hundred megabytes."""
 
@@ -120,7 +122,10 @@ class RootReader:
             key = manifest_key(name)
             try:
                 data = await self._backend.get(key)
-                found = await loop.run_blocking(_packs_of, self._packs_of, data, name)
+                if len(data) <= _INLINE_BYTES:
+                    found = _packs_of(self._packs_of, data, name)
+                else:
+                    found = await loop.run_blocking(_packs_of, self._packs_of, data, name)
                 self._known[name] = frozenset(self._names.setdefault(pack, pack) for pack in found)
             except ObjectNotFoundError:
                 if not await self._any_left(holders[name]):
