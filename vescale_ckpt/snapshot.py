@@ -51,6 +51,10 @@ class Holder(Protocol):
     backend: Backend
 
     @property
+    def reading(self) -> Backend:
+        """Where packs are read from: ``backend``, behind a cache and beside a mirror if there are any."""
+
+    @property
     def url(self) -> str:
         """Where the store is."""
 
@@ -133,7 +137,7 @@ class Snapshot:
         out = torch.empty(wanted.shape, dtype=dtype_from_name(record.dtype))
         needs = chunks_needed(manifest, [Want(index, wanted)])
         filler = Filler(manifest, [Piece(wanted, out)])
-        Reader(self._store.backend, manifest, self._options).read(needs, filler.deliver)
+        Reader(self._store.reading, manifest, self._options).read(needs, filler.deliver)
         return out
 
     def state_dict(self) -> Any:
@@ -150,7 +154,7 @@ class Snapshot:
         pieces = [piece for leaf in fresh.leaves for piece in leaf.pieces]
         wants = [Want(manifest.find(leaf.path), piece.box) for leaf in fresh.leaves for piece in leaf.pieces]
         needs = chunks_needed(manifest, wants)
-        Reader(self._store.backend, manifest, self._options).read(
+        Reader(self._store.reading, manifest, self._options).read(
             needs, Filler(manifest, pieces).deliver, range(len(manifest.packs))
         )
         fresh.finish()

@@ -14,6 +14,7 @@ from vescale_ckpt.errors import (
     SnapshotNotFoundError,
     StoreNotFoundError,
 )
+from vescale_ckpt.execute.heal import HealReport, heal_snapshot
 from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest
 from vescale_ckpt.pruning import Deleted, Pruned, delete_snapshot, prune_run
 from vescale_ckpt.snapshot import Snapshot
@@ -23,7 +24,9 @@ from vescale_storage.collect.gc_objects import MarkReader
 from vescale_storage.collect.marks import DEFAULT_GRACE_SECONDS
 from vescale_storage.keys import STORE_KEY
 from vescale_storage.ref_records import SnapshotName
+from vescale_storage.wrappers.cache import CacheBackend
 from vescale_storage.wrappers.count import Counters, CountingBackend
+from vescale_storage.wrappers.mirror import MirrorBackend
 from vescale_storage.wrappers.retry import RetryBackend, RetryPolicy
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from vescale_storage.wrappers.count import Counts
 
 _MANIFESTS_KEPT = 4
+DEFAULT_CACHE_BYTES = 64 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,11 @@ class Store:
         exists: bool,
         unsafe_no_conditional_put: bool = False,
         counters: Counters | None = None,
+        reading: Backend | None = None,
     ) -> None:
         self.backend = backend
+        """The store itself: what is written, and what is believed of it."""
+        self._reading = reading
         self._counters = counters
         self._exists = exists
         self._unsafe = unsafe_no_conditional_put
@@ -100,8 +107,13 @@ class Store:
         return self.backend.url
 
     @property
+    def reading(self) -> Backend:
+        """Where packs and manifests are read from: the store, behind its cache and beside its mirror."""
+        return self._reading or self.backend
+
+    @property
     def counts(self) -> Counts | None:
-        """Requests and bytes since the store was opened."""
+        """Requests and bytes since the store was opened; not what the cache and the mirror served."""
         return self._counters.counts() if self._counters is not None else None
 
     def require(self, *, create: bool = False) -> None:
@@ -169,7 +181,7 @@ class Store:
         """Return the manifest that a ref points to; the last few are kept, for they never change."""
         with self._lock:
             known = self._manifests.pop(ref.manifest, None)
-        manifest = known or open_manifest(fetch_manifest(self.backend, ref), ref)
+        manifest = known or open_manifest(fetch_manifest(self.reading, ref), ref)
         self.keep(ref, manifest)
         return manifest
 
@@ -306,9 +318,31 @@ class Store:
             progress=progress,
         )
 
+    def heal(self, name: str, progress: Callable[[int], None] | None = None) -> HealReport:
+        """Check all objects of a snapshot in the store, and write anew from the mirror what is missing or damaged.
+
+        Loads read around damage by themselves; this is what ends it.
+
+        Args:
+            name: ``run@step``, ``run@tag``, or a run, of which the newest.
+            progress: called with the size of each pack that was checked.
+
+        Raises:
+            ConfigError: the store was opened without a mirror.
+            SnapshotNotFoundError: there is no such snapshot.
+            CorruptionError: no copy has its manifest whole.
+        """
+        copies = self.reading.copies()
+        if len(copies) < 2:
+            raise ConfigError(f"cannot heal '{name}' in {self.url}: open the store with mirror=, the URL of its copy")
+        report = heal_snapshot(copies, self.resolve(refs.parse_name(name)), progress)
+        for key in report.healed:
+            loop.run(self.reading.forget(key))
+        return report
+
     def close(self) -> None:
         """Release connections and threads."""
-        loop.run(self.backend.close())
+        loop.run(self.reading.close())
 
     def __enter__(self) -> Self:
         return self
@@ -329,13 +363,17 @@ class Store:
         return f"cannot find {wanted} in {self.url}: {there}"
 
 
-def open_store(
+def open_store(  # noqa: PLR0913 - each names a place, or how to treat it
     url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
     create: bool = True,
     retry: RetryPolicy | None = None,
     unsafe_no_conditional_put: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """Return the store at a local path or any fsspec URL (``s3://bucket/prefix``, ``memory://name``, ...).
 
@@ -346,15 +384,25 @@ def open_store(
         retry: how patient to be with a failing back end.
         unsafe_no_conditional_put: accept a back end that cannot create objects exclusively. Two writers of the same
             step may then overwrite each other.
+        cache_dir: a folder on local disk that keeps what loads have read, for all processes and stores of this host.
+        cache_bytes: how much the folder may hold; what was used longest ago goes first.
+        mirror: URL of a copy of the store. Loads read from it what is missing or damaged here; see ``Store.heal``.
+        mirror_storage_options: as ``storage_options``, for the mirror.
 
     Raises:
         StoreNotFoundError: there is no store here and ``create`` is false.
         ConfigError: there is something else here, or an option is wrong.
         StorageError: the place cannot be reached.
     """
+    policy = retry or RetryPolicy()
     counters = Counters()
     counted = CountingBackend(open_backend(url, storage_options), counters)
-    backend = RetryBackend(counted, retry or RetryPolicy(), on_retry=counters.add_retry)
+    backend = RetryBackend(counted, policy, on_retry=counters.add_retry)
+    reading: Backend = backend
+    if mirror is not None:
+        reading = MirrorBackend(reading, RetryBackend(open_backend(mirror, mirror_storage_options), policy))
+    if cache_dir is not None:
+        reading = CacheBackend(reading, cache_dir, cache_bytes)
     try:
         loop.run(_open_root(backend, create=False, unsafe=unsafe_no_conditional_put))
         exists = True
@@ -366,7 +414,13 @@ def open_store(
     except BaseException:
         loop.run(backend.close())
         raise
-    return Store(backend, exists=exists, unsafe_no_conditional_put=unsafe_no_conditional_put, counters=counters)
+    return Store(
+        backend,
+        exists=exists,
+        unsafe_no_conditional_put=unsafe_no_conditional_put,
+        counters=counters,
+        reading=reading,
+    )
 
 
 async def _open_root(backend: Backend, *, create: bool, unsafe: bool) -> None:

@@ -56,6 +56,10 @@ class LoadReport:
     """Footers read to prove packs whole; the manifest is read by one rank."""
     chunks: int
     requests: int
+    reread: int
+    """Chunks and footers that arrived damaged and were read again."""
+    healed: int
+    """Those of them that only the mirror has sound: ``Store.heal`` repairs the store."""
     notes: tuple[str, ...]
     """What the options allowed: casts, ignored and renamed keys."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -122,6 +126,8 @@ class Loader:
             bytes_overhead=reader.counters.bytes_footers,
             chunks=len(plan.needs),
             requests=reader.counters.requests,
+            reread=reader.counters.reread,
+            healed=reader.counters.healed,
             notes=plan.restore.notes,
             seconds=seconds,
         )
@@ -134,7 +140,7 @@ class Loader:
             if self._group.rank != 0:
                 return b"", b"", b""
             ref = self._store.resolve(SnapshotName(run, step))
-            return ref.key.encode(), encode_ref(ref), fetch_manifest(self._store.backend, ref)
+            return ref.key.encode(), encode_ref(ref), fetch_manifest(self._store.reading, ref)
 
         key, ref_bytes, data = (self._group.broadcast(sent) for sent in self._group.attempt(phase, look))
         ref = decode_ref(ref_bytes, key.decode())
@@ -204,7 +210,7 @@ class Loader:
 
     def _read(self, manifest: Manifest, plan: _Plan, filler: Filler, phase: str, *, fill: bool) -> tuple[Reader, int]:
         """Read and exchange; return the reader, with its counters, and the bytes that came from other ranks."""
-        reader = Reader(self._store.backend, manifest, self._read_options)
+        reader = Reader(self._store.reading, manifest, self._read_options)
         deliver = filler.deliver if fill else _ignore
 
         def own() -> None:

@@ -115,7 +115,7 @@ class DCPReader(StorageReader):
         boxes = [Box(tuple(item.storage_offsets), tuple(item.lengths)) for item in tensors]
         pieces = [Piece(box, target.detach()) for box, target in zip(boxes, targets, strict=True)]
         needs = chunks_needed(manifest, [Want(place, box) for place, box in zip(places, boxes, strict=True)])
-        reader = Reader(self._store.backend, manifest, ReadOptions())
+        reader = Reader(self._store.reading, manifest, ReadOptions())
         reader.read(needs, Filler(manifest, pieces).deliver)
         self.counters = reader.counters
         for item, target in zip(tensors, targets, strict=True):
@@ -170,7 +170,7 @@ class DCPReader(StorageReader):
         whole = Box.whole(record.shape)
         out = torch.empty(record.shape, dtype=dtype_from_name(record.dtype))
         needs = chunks_needed(manifest, [Want(place, whole)])
-        Reader(self._store.backend, manifest, ReadOptions()).read(needs, Filler(manifest, [Piece(whole, out)]).deliver)
+        Reader(self._store.reading, manifest, ReadOptions()).read(needs, Filler(manifest, [Piece(whole, out)]).deliver)
         if record.kind == LeafKind.NUMPY:
             return out.numpy()
         data = out.numpy().tobytes()
