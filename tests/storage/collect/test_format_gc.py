@@ -51,7 +51,7 @@ def test_keys_and_numbers():
     assert marks.DEFAULT_GRACE_SECONDS == 24 * 3600
     assert "The default is 24 hours" in WORDS
     assert Sweep("", 10.0, 5.0, "").is_over(20.0)
-    assert "2 × `grace` after `begun`" in WORDS
+    assert "twice `grace` after `begun`" in WORDS
 
 
 def test_the_transaction_of_a_rewritten_snapshot():
