@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import vescale_ckpt as vc
 from tests.cases.inputs import blank_at, coordinate_of, local_of, same_bits, tagged, view_at
-from vescale_ckpt.errors import MismatchError, RankFailureError, VeScaleError
+from vescale_ckpt.errors import MismatchError, RankFailureError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout
 from vescale_ckpt.layout.placement import Boxes, Flat, Interleaved, Ragged, Replicate, Shard, StridedShard
@@ -43,8 +43,6 @@ def layouts_of(name: str, num_ranks: int) -> list[Layout]:
         return found
     rows = shape[0]
     pair = (2, num_ranks // 2) if num_ranks % 2 == 0 else (1, num_ranks)
-    explicit = [Box((r * rows // num_ranks, *(0,) * (len(shape) - 1)), (0,)) for r in range(num_ranks)] if False else []
-    del explicit
     cuts = [r * rows // num_ranks for r in range(num_ranks + 1)]
     boxes = tuple(Box((a, *(0,) * (len(shape) - 1)), (b - a, *shape[1:])) for a, b in itertools.pairwise(cuts))
     thirds = (rows // 3, rows // 3, rows - 2 * (rows // 3))
@@ -87,14 +85,14 @@ DRAWS = (1, 4, 7, 10)
 
 
 def save(folder: str) -> dict:
-    """Save every layout of every tensor, and every rank's random state; return what torch does with differing copies."""
+    """Save every layout of every tensor and every rank's random state; return what becomes of copies that differ."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     step = 0
     for name, full in TENSORS.items():
-        for layout in layouts_of(name, num_ranks):
-            at = coordinate_of(layout, rank)
-            _checkpointer(folder, name).save(step, {"t": view_at(full, layout, at)})
-            step += 1
+        with _checkpointer(folder, name) as ckpt:
+            for layout in layouts_of(name, num_ranks):
+                ckpt.save(step, {"t": view_at(full, layout, coordinate_of(layout, rank))})
+                step += 1
     _checkpointer(folder, "rng").save(0, {"rng": vc.PerRank(_rank_state(1000 + rank, DRAWS[rank % 4])), "step": 5})
     return {"steps": step, "continued": _draw(), "differing": differing(folder)}
 
@@ -117,30 +115,32 @@ def differing(folder: str) -> dict:
     return {"torch": target["weight"].tolist(), "here": "saved"}
 
 
-def load(folder: str) -> int:
-    """Load every saved snapshot of every tensor into every layout of this world; return how many loads were right."""
+def load(folder: str, every: int) -> int:
+    """Load every n-th saved snapshot of every tensor into a layout of this world; return how many loads were right."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(77 + rank)
     store = vc.open_store(Path(folder) / "store")
     number = 0
     for name, full in TENSORS.items():
         targets = layouts_of(name, num_ranks)
-        for place, info in enumerate(store.snapshots(name)):
-            layout = targets[(place + num_ranks) % len(targets)]
-            local, view = blank_at(full, layout, coordinate_of(layout, rank))
-            report = vc.Checkpointer(store, name).load({"t": view}, info.step)
-            right = local_of(full, layout, coordinate_of(layout, rank))
-            assert same_bits(local, right), (name, info.step, layout)
-            assert report.bytes_needed == right.numel() * right.itemsize
-            number += 1
-    try:
-        vc.Checkpointer(store, "rng").load({"rng": vc.PerRank(_rank_state(1, 0)), "step": 0})
-    except MismatchError as error:
-        assert "per rank, of 4 ranks" in str(error)
-    else:
-        assert num_ranks == 4
-    vc.Checkpointer(store, "rng").load(state := {"rng": vc.PerRank(0), "step": 0}, ignore=["rng"])
-    assert state["step"] == 5
+        with vc.Checkpointer(store, name) as ckpt:
+            for place, info in list(enumerate(store.snapshots(name)))[num_ranks % every :: every]:
+                layout = targets[(place + num_ranks) % len(targets)]
+                local, view = blank_at(full, layout, coordinate_of(layout, rank))
+                report = ckpt.load({"t": view}, info.step)
+                right = local_of(full, layout, coordinate_of(layout, rank))
+                assert same_bits(local, right), (name, info.step, layout)
+                assert report.bytes_needed == right.numel() * right.itemsize
+                number += 1
+    with vc.Checkpointer(store, "rng") as ckpt:
+        assert num_ranks != 4
+        try:
+            ckpt.load({"rng": vc.PerRank(_rank_state(1, 0)), "step": 0})
+        except MismatchError as error:
+            refused = str(error)
+        assert "per rank, of 4 ranks" in refused
+        ckpt.load(state := {"rng": vc.PerRank(0), "step": 0}, ignore=["rng"])
+        assert state["step"] == 5
     return number
 
 
@@ -205,18 +205,3 @@ def memory(folder: str, num_tensors: int, num_rows: int) -> dict:
     for name, view in target.items():
         assert same_bits(view.pieces[0][1], source[name].pieces[0][1])
     return found
-
-
-def failing_rank(folder: str) -> str:
-    """One rank cannot write; return what each rank is told."""
-    rank = dist.get_rank()
-    ckpt = _checkpointer(folder, "failing", deadline_seconds=20)
-    state = {
-        "w": vc.ShardedView((8, 2), torch.float32, [((2 * rank, 0), tagged(2, 2))]),
-        "x": object() if rank == 1 else 1,
-    }
-    try:
-        ckpt.save(0, state)
-    except VeScaleError as error:
-        return str(error)
-    return "saved"
