@@ -24,6 +24,7 @@ from vescale_ckpt.execute.dedup import DedupIndex
 from vescale_ckpt.execute.hints import Hints
 from vescale_ckpt.execute.write import WriteOptions, Writer, Written
 from vescale_ckpt.saving.handle import SaveReport, SaveState
+from vescale_ckpt.saving.phases import naming
 from vescale_ckpt.saving.pools import Pools, make_pools
 from vescale_storage import loop
 from vescale_storage.digest import digest
@@ -125,34 +126,42 @@ class Background:
         self.pools.blocks.reset_peak()
         meeting = self._meeting(job)
         plan = job.agreement.plan
+        name = f"{self._run}@{job.handle.step}"
         with meeting.aborting():
             began = time.monotonic()
-            # Marks before bases: what a base refers to is then either marked or safe for as long as this save may take.
-            marked = self._marked()
-            index = DedupIndex(self._base_manifests(job.bases), marked, self._hints_of_all_runs())
-            options = WriteOptions(
-                pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
-                codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
-                compare_whole=self._options.check_replicas,
-            )
-            writer = Writer(self._store.backend, plan.tensors, index, self.pools.blocks, options, marked=marked)
-            written = writer.write(job.parts, job.compared)
+            with naming("writing", name, self._rank):
+                written = self._write(job)
             job.handle.advance(SaveState.DURABLE)
             job.seconds["write"] = time.monotonic() - began
             began = time.monotonic()
-            ref, manifest = commit(
-                meeting,
-                plan,
-                written,
-                tree=job.tree if job.agreement.tree_differs or meeting.is_coordinator else None,
-                per_rank=job.per_rank,
-                metadata=job.metadata,
-            )
+            with naming("committing", name, self._rank):
+                ref, manifest = commit(
+                    meeting,
+                    plan,
+                    written,
+                    tree=job.tree if job.agreement.tree_differs or meeting.is_coordinator else None,
+                    per_rank=job.per_rank,
+                    metadata=job.metadata,
+                )
             job.seconds["commit"] = time.monotonic() - began
         if manifest is not None:
             self._store.keep(ref, manifest)
         job.seconds["total"] = time.monotonic() - job.began
         return self._report(job, ref, written)
+
+    def _write(self, job: Job) -> Written:
+        """Write what this rank owns and nobody has; it is durable then."""
+        # Marks before bases: what a base refers to is then either marked or safe for as long as this save may take.
+        marked = self._marked()
+        index = DedupIndex(self._base_manifests(job.bases), marked, self._hints_of_all_runs())
+        options = WriteOptions(
+            pack_bytes=min(self._options.pack_bytes, self.pools.room_bytes // 3),
+            codec=Codec.ZSTD if self._options.codec == "zstd" else Codec.RAW,
+            compare_whole=self._options.check_replicas,
+        )
+        tensors = job.agreement.plan.tensors
+        writer = Writer(self._store.backend, tensors, index, self.pools.blocks, options, marked=marked)
+        return writer.write(job.parts, job.compared)
 
     def _meeting(self, job: Job) -> Meeting:
         transaction = job.agreement.transaction
