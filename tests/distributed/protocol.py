@@ -104,8 +104,19 @@ def regroup(folder: str) -> dict[str, list]:
             ckpt.save(1, {"rng": vc.PerRank(rank)})
     found["saved"] = [time.monotonic() - began]
     dist.barrier()
-    if rank < 2:
-        with vc.Checkpointer(store, "of 2", process_group=groups[2]) as ckpt:
+    found |= load_regrouped(store, groups[2])
+    outsider = vc.Checkpointer(store, "x", process_group=groups[1])
+    found["not a member"] = outcome(lambda: outsider.save(1, {})) if rank else []
+    found["odd"] = [store["odd@1"].state_dict()["rng"]]
+    found["files"] = saved_again_and_again(folder)
+    return found
+
+
+def load_regrouped(store: vc.Store, pair: dist.ProcessGroup) -> dict[str, list]:
+    """Load what two ranks saved on these two and on all."""
+    found: dict[str, list] = {}
+    if dist.get_rank() < 2:
+        with vc.Checkpointer(store, "of 2", process_group=pair) as ckpt:
             state = {"rng": vc.PerRank({"seed": 0}), "w": torch.zeros(5, dtype=torch.int64)}
             ckpt.load(state)
             found["of 2 on 2"] = [state["rng"].value["seed"], state["w"].tolist()]
@@ -115,16 +126,13 @@ def regroup(folder: str) -> dict[str, list]:
         found["untouched"] = [state["rng"].value["seed"], state["w"].tolist()]
         ckpt.load(state, ignore=("rng",))
         found["ignored"] = [state["rng"].value["seed"], state["w"].tolist()]
-    found["not a member"] = (
-        outcome(lambda: vc.Checkpointer(store, "x", process_group=groups[1]).save(1, {})) if rank else []
-    )
-    found["odd"] = [store["odd@1"].state_dict()["rng"]]
-    before = open_files()
-    for step in range(8):
-        vc.save(Path(folder) / "short", {"w": torch.full((3,), step)})
-    found["files"] = [before, open_files()]
     return found
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def saved_again_and_again(folder: str) -> list[int]:
+    """Return how many files were open before many short saves, and how many after."""
+    files = Path("/proc/self/fd")
+    before = len(list(files.iterdir()))
+    for step in range(8):
+        vc.save(Path(folder) / "short", {"w": torch.full((3,), step)})
+    return [before, len(list(files.iterdir()))]
