@@ -369,7 +369,7 @@ def test_the_store_is_the_dictionary():
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=100,
+            max_examples=130,
             stateful_step_count=200,
             deadline=None,
             suppress_health_check=list(HealthCheck),
