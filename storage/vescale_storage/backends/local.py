@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import urllib.parse
 import uuid
 from pathlib import Path
@@ -218,7 +219,8 @@ class LocalBackend(Backend):
             else:
                 break
         if self.capabilities.durable:
-            posix.sync_folder(folder)
+            with contextlib.suppress(FileNotFoundError):  # deleted by somebody, and the folder with it
+                posix.sync_folder(folder)
 
     def _link(self, key: str, temp: Path, path: Path) -> None:
         try:
@@ -241,7 +243,12 @@ class LocalBackend(Backend):
             folder.parent.mkdir(parents=True, exist_ok=True)
         else:
             self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            # If it is gone again, a delete elsewhere was faster than this look at it: that is a FileNotFoundError.
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise
         # Also when it was there: who made it may not have come to sync it yet.
         if self.capabilities.durable:
             posix.sync_folder(folder.parent)
