@@ -14,14 +14,14 @@ from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.execute.write import WriteOptions, Writer, Written
 from vescale_ckpt.format.assemble import assemble, check_agreement
-from vescale_ckpt.format.fragment import decode_fragment, encode_fragment
+from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragment, encode_fragment
 from vescale_ckpt.format.manifest import decode_manifest, encode_manifest
-from vescale_ckpt.format.records import Manifest
+from vescale_ckpt.format.records import Manifest, PackRecord
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout, spans
 from vescale_ckpt.plan.holdings import Holdings, LeafSpec
 from vescale_ckpt.plan.load_plan import Want, chunks_needed, prove_cover, share_reads
-from vescale_ckpt.plan.parts import parts_of
+from vescale_ckpt.plan.parts import chunks_of, parts_of
 from vescale_ckpt.plan.rows import gather_rows
 from vescale_ckpt.plan.save_plan import SavePlan, make_save_plan, merge_tables
 from vescale_ckpt.saving.agree import plan_of
@@ -106,6 +106,34 @@ def leaf_of(tensor: Spread, rank: int) -> TensorLeaf:
         if box.volume
     )
     return TensorLeaf((tensor.name,), tensor.dtype, tensor.shape, pieces)
+
+
+def planned(state: Sequence[Spread], every: Sequence[SavePlan], *, step: int = 1) -> Manifest:
+    """Return the manifest of what plans say, without a byte: digests tell the boxes, and nothing is stored."""
+    widths = [t.dtype.itemsize for t in state]
+    fragments = []
+    for rank, plan in enumerate(every):
+        columns: dict[str, list] = {
+            name: [] for name in ("tensor", "tile", "digest", "pack", "offset", "length", "codec")
+        }
+        partial, offset = [], 0
+        for part in parts_of(plan.regions, plan.tensors, widths, 1 << 30):
+            for chunk in chunks_of(part, plan.tensors[part.tensor]):
+                if not chunk.whole_tile:
+                    partial.append((len(columns["tile"]), chunk.box))
+                size = chunk.box.volume * widths[chunk.tensor]
+                name = digest(f"{chunk.tensor} {chunk.box}".encode())
+                row = (chunk.tensor, chunk.tile, name, 0, offset, size, 0)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+                offset += size
+        packs = (PackRecord(digest(str(rank).encode()).hex(), offset + 100),) if offset else ()
+        chunks = FragmentChunks.of(**columns, partial=partial)
+        fragments.append(Fragment(rank=rank, plan_key=b"", chunks=chunks, packs=packs))
+    tensors = every[0].tensors
+    table, packs = assemble(fragments, tensors)
+    tree = DictNode(tuple((t.name, TensorNode()) for t in state))
+    return Manifest("run", step, 0.0, "0" * 32, len(every), tree, tensors, table, packs)
 
 
 @dataclass
