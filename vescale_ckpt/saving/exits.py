@@ -1,23 +1,22 @@
 """Exits: what becomes of background saves when the process ends.
 
-At the interpreter's end saves under way are finished, within bounds; one that fails is reported. A SIGTERM ends a
-process without that, unless ``finish_on_sigterm`` was called.
+At the interpreter's end saves under way are finished, within bounds; one that failed and that nobody was told of is
+reported. A SIGTERM ends a process without that, unless ``finish_on_sigterm`` was called.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import signal
 import sys
 import threading
-import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vescale_ckpt.errors import VeScaleError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import FrameType
     from typing import NoReturn
 
@@ -28,29 +27,20 @@ _log = logging.getLogger(__name__)
 EXIT_SECONDS = 600.0
 """How long the interpreter's end waits for one background save."""
 
-
-class _Saver(Protocol):
-    def under_way(self) -> Sequence[SaveHandle]:
-        """Return the saves that have not ended."""
-
-
-_savers: weakref.WeakSet[_Saver] = weakref.WeakSet()
+_under_way: list[tuple[int, SaveHandle]] = []
+"""(process, save), held here: a checkpointer that was made in a function is gone when that returns or raises."""
 _registered = threading.Event()
 
 
-def finish_at_exit(saver: _Saver) -> None:
-    """Let the saves of ``saver`` end before the interpreter does."""
-    _savers.add(saver)
+def finish_at_exit(handle: SaveHandle) -> None:
+    """Let a save end before the interpreter does, whoever has forgotten it by then."""
+    _under_way[:] = [(pid, other) for pid, other in _under_way if not other.done or other.forgotten]
+    _under_way.append((os.getpid(), handle))
     if not _registered.is_set():
         _registered.set()
         # Thread pools refuse work from the moment that threading shuts down, which is before any atexit function: so
         # this has to be one of threading's own, which run last come, first served.
         getattr(threading, "_register_atexit", atexit.register)(_finish)
-
-
-def forget_at_exit(saver: _Saver) -> None:
-    """Take ``finish_at_exit`` back."""
-    _savers.discard(saver)
 
 
 def finish_on_sigterm() -> None:
@@ -67,8 +57,8 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 -- 
 
 
 def _finish() -> None:
-    for saver in list(_savers):
-        for handle in saver.under_way():
+    for pid, handle in _under_way:
+        if pid == os.getpid() and (not handle.done or handle.forgotten):
             try:
                 handle.result(EXIT_SECONDS)
             except VeScaleError as error:

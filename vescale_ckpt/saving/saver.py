@@ -23,7 +23,7 @@ from vescale_ckpt.format.json_text import check_json
 from vescale_ckpt.plan.parts import Part, compared_parts, parts_of
 from vescale_ckpt.saving.agree import NO_STEP, Intent, PlanCache, Prepared, agree
 from vescale_ckpt.saving.background import Background
-from vescale_ckpt.saving.exits import finish_at_exit, forget_at_exit
+from vescale_ckpt.saving.exits import finish_at_exit
 from vescale_ckpt.saving.handle import SaveHandle, SaveState
 from vescale_ckpt.saving.job import Job, PartQueue
 from vescale_ckpt.stage.stager import Stager
@@ -58,7 +58,6 @@ class Saver:
         self._handles: list[SaveHandle] = []
         self._opened = False
         self._pid = os.getpid()
-        finish_at_exit(self)
 
     def save(
         self, step: int, state: Any, *, blocking: bool, bases: tuple[str, ...], metadata: dict[str, Any]
@@ -92,6 +91,7 @@ class Saver:
         )
         job.seconds["plan"] = time.monotonic() - began
         self._handles.append(job.handle)
+        finish_at_exit(job.handle)
         self._background.pools.slabs.reset_peak()
         self._background.begin(job)
         self._stage(job, prepared.captured, state, blocking=blocking)
@@ -107,15 +107,10 @@ class Saver:
             if error is not None and self._options.on_failure != "warn":
                 raise error
 
-    def under_way(self) -> list[SaveHandle]:
-        """Return the saves of this process that have not ended."""
-        return [handle for handle in self._handles if not handle.done] if self._pid == os.getpid() else []
-
     def close(self) -> None:
         """End the background thread after what is under way."""
         if self._pid == os.getpid():
             self._background.close()
-        forget_at_exit(self)
 
     def _limit_in_flight(self) -> None:
         under_way = [handle for handle in self._handles if not handle.done]

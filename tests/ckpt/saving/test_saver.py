@@ -464,16 +464,16 @@ def test_a_save_that_fails_does_not_keep_the_memory_that_the_next_one_waits_for(
     def body(group):
         mine = saver(faults, group, host_budget_bytes=32 * MIB, deadline_seconds=120.0)
         save(mine, 0, {"w": torch.rand(3)})
-        rule = Rule(verb="put_if_absent", prefix="packs/", times=1, delay_seconds=1.0, error=NoSpaceError("disk full"))
-        faults.add(rule)
-        first = save(mine, 1, {"w": torch.rand(32 * MIB // 4)}, blocking=False)
+        small, large = torch.rand(32 * MIB // 4), torch.rand(60 * MIB // 4)
+        error = NoSpaceError("disk full")
+        faults.add(Rule(verb="put_if_absent", prefix="packs/", times=1, delay_seconds=3.0, error=error))
+        first = save(mine, 1, {"w": small}, blocking=False)
         began = time.monotonic()
-        second = save(mine, 2, {"w": torch.rand(60 * MIB // 4)}, blocking=False)
+        second = save(mine, 2, {"w": large}, blocking=False)
         assert isinstance(first.outcome(), NoSpaceError)
         assert second.outcome() is None
         assert time.monotonic() - began < 60
-        report = save(mine, 3, {"w": torch.rand(60 * MIB // 4)}).result()
-        return report.peak_host_bytes
+        return save(mine, 3, {"w": large + 1}).result().peak_host_bytes
 
     (peak,) = all_well(run_ranks(1, body))
     assert peak <= 32 * MIB
