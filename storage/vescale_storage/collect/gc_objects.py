@@ -46,7 +46,7 @@ class GcListing:
 
 
 class MarkReader:
-    """Reads the marks of one store, each once: they never change. For the event loop alone."""
+    """Reads the marks of one store, each once: they never change. For the event loop alone; calls may overlap."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -59,19 +59,21 @@ class MarkReader:
             StorageError: the storage failed.
         """
         infos = [info async for info in self._backend.list(mark_key(""))]
-        self._known = {info.key: self._known[info.key] for info in infos if info.key in self._known}
+        # Not in ``self._known``: a call that listed at another time may be at work there.
+        found = {info.key: self._known[info.key] for info in infos if info.key in self._known}
         unreadable: list[str] = []
 
         async def read(info: ObjectInfo) -> None:
             try:
-                self._known[info.key] = await read_mark(self._backend, info)
+                found[info.key] = await read_mark(self._backend, info)
             except ObjectNotFoundError:
                 pass  # it is over
             except FormatError:
                 unreadable.append(info.key)
 
-        await map_bounded(read, [info for info in infos if info.key not in self._known], _NUM_READS)
-        return tuple(self._known[info.key] for info in infos if info.key in self._known), tuple(sorted(unreadable))
+        await map_bounded(read, [info for info in infos if info.key not in found], _NUM_READS)
+        self._known = found
+        return tuple(found[info.key] for info in infos if info.key in found), tuple(sorted(unreadable))
 
     async def marked(self) -> Marked:
         """Return what a writer that begins now must not refer to.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 from vescale_storage import loop
@@ -17,6 +18,7 @@ from vescale_storage.collect.marks import (
 from vescale_storage.errors import ObjectNotFoundError
 from vescale_storage.wrappers.count import CountingBackend
 from vescale_storage.wrappers.faults import FaultBackend
+from vescale_storage.wrappers.wrapper import WrapperBackend
 
 
 def memory():
@@ -83,6 +85,44 @@ def test_a_mark_that_vanishes_while_it_is_read_is_over():
     rule = backend.fail("get_into", ObjectNotFoundError("gone"))
     assert loop.run(MarkReader(backend).marked()).packs == frozenset()
     assert rule.num_hit == 1
+
+
+def test_a_call_that_listed_earlier_takes_nothing_from_one_that_listed_later():
+    """Two saves of one process share the reader; each must heed all that was there when it looked."""
+    inner = memory()
+    first, second, third = mark_of("ab"), mark_of("cd"), mark_of("ef")
+    put(inner, first)
+
+    class Slow(WrapperBackend):
+        async def list(self, prefix):
+            found = [info async for info in self.inner.list(prefix)]
+            if len(found) == 1:
+                listed.set()
+                await read_one.wait()  # an old listing that arrives late
+            for info in found:
+                yield info
+
+        async def get_into(self, key, offset, out):
+            await self.inner.get_into(key, offset, out)
+            if key == third.key:  # the late call waits for this, has the others, and the early one ends meanwhile
+                await asyncio.sleep(0.01)
+                read_one.set()
+                await asyncio.wait([early])
+
+    async def main():
+        nonlocal early, listed, read_one
+        listed, read_one = asyncio.Event(), asyncio.Event()
+        reader = MarkReader(Slow(inner))
+        early = asyncio.ensure_future(reader.marked())
+        await listed.wait()
+        for mark in (second, third):
+            await inner.put(mark.key, encode_mark(mark))
+        late = await reader.marked()
+        await early
+        return late
+
+    early = listed = read_one = None
+    assert loop.run(main()).packs == {"ab" * 32, "cd" * 32, "ef" * 32}
 
 
 def test_everything_under_gc_is_sorted_out():
