@@ -29,9 +29,12 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(f"{request.method} {','.join(sorted(request.query))}".strip())
-        if self.tamper is not None:
-            return await self.tamper(request, self.forward)
-        return await self.forward(request)
+        try:
+            if self.tamper is not None:
+                return await self.tamper(request, self.forward)
+            return await self.forward(request)
+        except aiohttp.ClientConnectionError:  # the server is gone, and with it, for the client, its connection
+            return hang_up(request)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

@@ -282,7 +282,7 @@ class Reader:
         names = sorted({fqn(manifest.tensors[t].path) for t in self._tensors_in(pack)})
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         what = error.message if key in error.message else f"{key}: {error.message}"
-        about: dict[str, Any] = {**error.context, "key": key}
+        about: dict[str, Any] = {"phase": f"loading {manifest.run}@{manifest.step}", **error.context, "key": key}
         if isinstance(error, StorageError):
             about["retryable"] = error.retryable
         return type(error)(

@@ -128,9 +128,10 @@ class RetryBackend(WrapperBackend):
             except StorageError as error:
                 attempts.num_failed += 1
                 if self._is_last(attempts, error):
-                    if await self._seems_to_hold(attempts, error, key, payload):
+                    held = await self._seems_to_hold(attempts, error, key, payload)
+                    if held:
                         return
-                    raise self._given_up(attempts, error) from error
+                    raise self._given_up(attempts, error, unknown=held is None) from error
                 await self._pause(attempts, "put", key, error)
             else:
                 return
@@ -211,11 +212,13 @@ class RetryBackend(WrapperBackend):
     def _is_last(self, attempts: _Attempts, error: StorageError) -> bool:
         return not error.retryable or attempts.num_failed >= self.policy.max_attempts
 
-    def _given_up(self, attempts: _Attempts, error: StorageError) -> StorageError:
-        if attempts.num_failed == 1:
+    def _given_up(self, attempts: _Attempts, error: StorageError, *, unknown: bool = False) -> StorageError:
+        if attempts.num_failed == 1 and not unknown:
             return error
         seconds = time.monotonic() - attempts.began_seconds
         message = f"{error.message} (gave up after {attempts.num_failed} attempts in {seconds:.1f} s)"
+        if unknown:
+            message += "; it may have been written all the same: look again once the storage answers"
         return type(error)(message, retryable=error.retryable, **error.context)
 
     async def _pause(self, attempts: _Attempts, verb: str, key: str, error: StorageError) -> None:
@@ -251,14 +254,14 @@ class RetryBackend(WrapperBackend):
             return False
         return True
 
-    async def _seems_to_hold(self, attempts: _Attempts, error: StorageError, key: str, payload: Payload) -> bool:
-        """Return whether a put of unknown outcome is proven to have succeeded; no proof is no success."""
+    async def _seems_to_hold(self, attempts: _Attempts, error: StorageError, key: str, payload: Payload) -> bool | None:
+        """Return whether a put of unknown outcome has succeeded; None if even that cannot be found out."""
         if not error.retryable and attempts.num_failed == 1:
             return False
         try:
             return await self._holds(key, payload)
         except StorageError:
-            return False
+            return None
 
 
 class _Attempts:

@@ -367,3 +367,35 @@ def test_cancellation_is_no_failure(stage):
         assert stage.requests == {"get": 1}
 
     asyncio.run(check())
+
+
+def test_a_create_of_which_nothing_can_be_found_out_says_so():
+    async def check():
+        faults = FaultBackend(MemoryBackend(uuid.uuid4().hex))
+        faults.lose_answer("put_if_absent", BUSY, times=10)
+        faults.fail("head", BROKEN, times=10)
+        with pytest.raises(StorageError, match="may have been written all the same"):
+            await RetryBackend(faults, replace(NO_WAITING, max_attempts=1)).put_if_absent("k", [b"x"])
+        faults.rules.clear()
+        faults.fail("put_if_absent", BUSY, times=10)
+        with pytest.raises(StorageError, match="gave up after 3 attempts") as caught:
+            await RetryBackend(faults, NO_WAITING).put_if_absent("l", [b"x"])
+        assert "may have been written" not in caught.value.message  # it was looked for, and is not there
+
+    asyncio.run(check())
+
+
+def test_a_request_that_a_back_end_cannot_let_go_of_is_not_repeated():
+    class Stuck(WrapperBackend):
+        async def get_into(self, key, offset, out):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise StorageTimeoutError("stuck", key=key) from None
+
+    async def check():
+        with pytest.raises(StorageTimeoutError, match="stuck") as caught:
+            await read(RetryBackend(Stuck(MemoryBackend("x")), impatient(0.01)), "k", 0, 1)
+        assert not caught.value.retryable
+
+    asyncio.run(check())
