@@ -387,7 +387,7 @@ def test_a_create_of_which_nothing_can_be_found_out_says_so():
 
 def test_a_request_that_a_back_end_cannot_let_go_of_is_not_repeated():
     class Stuck(WrapperBackend):
-        async def get_into(self, key, offset, out):
+        async def get_into(self, key, *_):
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
