@@ -101,6 +101,8 @@ def test_space_comes_back_on_every_back_end(place, tmp_path, request):
     done = store.gc(HOUR, now=time.time() + 4 * HOUR, progress=lambda *what: told.append(what)).collection.done
     assert (done.packs.num, done.manifests.num, done.hints.num) == (2, 3, 0)
     assert told[-1] == ("objects deleted", 5)
+    if place == "s3":
+        time.sleep(1.1)  # its clock counts whole seconds, and what is of this second is young
     repacked = store.gc(0, repack=True)
     assert repacked.repacked.snapshots == ("run@3",)
     assert repacked.collection.done.packs.num == 1
