@@ -117,8 +117,9 @@ def test_a_call_that_listed_earlier_takes_nothing_from_one_that_listed_later():
         await listed.wait()
         for mark in (second, third):
             await inner.put(mark.key, encode_mark(mark))
-        late = await reader.marked()
-        await early
+        async with asyncio.timeout(10):
+            late = await reader.marked()
+            await early
         return late
 
     early = listed = read_one = None
