@@ -6,6 +6,7 @@ found, verified and copied by the store. Nothing is unpickled from storage.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from vescale_ckpt.errors import InternalError, MismatchError
+from vescale_ckpt.adapters.names import names_in
+from vescale_ckpt.adapters.rebuild import is_group_params
+from vescale_ckpt.errors import ConflictError, InternalError, MismatchError
 from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.geometry.box import Box
@@ -30,7 +33,7 @@ from vescale_ckpt.state.build import restore_tree
 from vescale_ckpt.state.dtypes import dtype_from_name
 from vescale_ckpt.state.leaf import LeafKind, Piece
 from vescale_ckpt.state.tree import DictNode, ListNode, Node, Path, TensorNode, TupleNode, children, fqn, get, walk
-from vescale_storage.ref_records import SnapshotName
+from vescale_storage.ref_records import SnapshotName, decode_ref, encode_ref
 
 if TYPE_CHECKING:
     import os
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from vescale_ckpt.execute.read import ReadCounters
     from vescale_ckpt.format.records import Manifest
     from vescale_ckpt.store import Store
+    from vescale_storage.refs import Ref
 
 
 class DCPReader(StorageReader):
@@ -60,6 +64,8 @@ class DCPReader(StorageReader):
         self._name = SnapshotName(run, step)
         self._cast = cast
         self._opened: Manifest | None = None
+        self._ref: Ref
+        """Of what was opened."""
         self.counters: ReadCounters | None = None
         """What the last ``read_data`` cost this rank."""
 
@@ -68,9 +74,13 @@ class DCPReader(StorageReader):
         del checkpoint_id
         self._opened = None
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the snapshot holds, in torch's words."""
-        del args, kwargs
+    def read_metadata(self) -> Metadata:
+        """Return what the snapshot holds, in torch's words; the first call of a load.
+
+        It takes no arguments: torch would ask a rank that failed once more, for metadata of its own, and then leave it
+        out of the collectives that the others are in.
+        """
+        self._opened = None
         manifest = self._manifest
         entries: dict[str, Any] = {}
         paths: dict[str, Any] = {}
@@ -97,16 +107,19 @@ class DCPReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return torch's plans as they are."""
-        return plans
+        """Return torch's plans with the snapshot that the coordinator opened, which all are to read."""
+        ref = self._ref
+        return [dataclasses.replace(plan, storage_data=(ref.key, encode_ref(ref))) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the plan asks for; done on return.
 
         Raises:
             MismatchError: a target has another dtype than what is stored, and ``cast`` is not set; nothing is filled.
+            ConflictError: the ranks opened different snapshots, and these hold different tensors.
             CorruptionError: stored bytes are damaged.
         """
+        self._follow(plan)
         manifest = self._manifest
         tensors = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         targets = [planner.resolve_tensor(item) for item in tensors]
@@ -134,8 +147,29 @@ class DCPReader(StorageReader):
     @property
     def _manifest(self) -> Manifest:
         if self._opened is None:
-            self._opened = self._store.manifest(self._store.resolve(self._name))
+            self._ref = self._store.resolve(self._name)
+            self._opened = self._store.manifest(self._ref)
         return self._opened
+
+    def _follow(self, plan: LoadPlan) -> None:
+        """Read from the snapshot that the coordinator opened, where a newer one came between its look and ours."""
+        ours = self._manifest
+        if plan.storage_data is None:  # a planner that makes plans of its own
+            return
+        key, content = plan.storage_data
+        ref = decode_ref(content, key)
+        if ref == self._ref:
+            return
+        theirs = self._store.manifest(ref)
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if _described(ours, name) != _described(theirs, name):
+                raise ConflictError(
+                    f"cannot load the newest snapshot of '{ref.run}': this rank opened step {self._ref.step}, the "
+                    f"coordinator step {ref.step}, and '{name}' is not the same in both - name the step",
+                    fqn=name,
+                )
+        self._ref, self._opened = ref, theirs
 
     def _refuse_casts(self, items: list[ReadItem], targets: list[torch.Tensor], places: list[int]) -> None:
         problems = []
@@ -157,7 +191,7 @@ class DCPReader(StorageReader):
         values = {fqn(path): path for path in _values(tree)}
         for item in items:
             name = item.storage_index.fqn
-            value = restore_tree(get(tree, values[name]), _no, _no) if name in values else self._array(name)
+            value = _value(get(tree, values[name]), values[name]) if name in values else self._array(name)
             stream = io.BytesIO()
             torch.save(value, stream)
             stream.seek(0)
@@ -178,15 +212,46 @@ class DCPReader(StorageReader):
 
 
 def _values(node: Node, path: Path = ()) -> Iterator[Path]:
-    """Yield the paths of what torch takes for one value: lists and tuples without tensors are one, dicts never are."""
+    """Yield the paths of what torch takes for one value."""
     if isinstance(node, TensorNode):
         return
-    sequence = isinstance(node, ListNode | TupleNode)
-    if isinstance(node, DictNode) or (sequence and any(isinstance(below, TensorNode) for _, below in walk(node))):
-        for key, child in children(node):
-            yield from _values(child, (*path, key))
-    else:
+    if _is_one_value(node) or _is_params(node, path):
         yield path
+        return
+    for key, child in children(node):
+        yield from _values(child, (*path, key))
+
+
+def _is_params(node: Node, path: Path) -> bool:
+    """Return whether this is the parameters of an optimizer's group, which a snapshot keeps by name."""
+    return is_group_params(path) and isinstance(node, DictNode) and names_in(node) is not None
+
+
+def _value(node: Node, path: Path) -> Any:
+    """Return a value without tensors, as torch would have it."""
+    if isinstance(node, DictNode) and _is_params(node, path):
+        return list(names_in(node) or ())
+    return restore_tree(node, _no, _no)
+
+
+def _is_one_value(node: Node) -> bool:
+    """Return whether torch takes a container as it is, or goes into it: into dicts, and lists that hold any or tensors.
+
+    It goes into no tuple. One that holds tensors is gone into here: it can be no value that is made without them.
+    """
+    if isinstance(node, DictNode):
+        return False
+    if isinstance(node, ListNode):
+        return all(not isinstance(child, TensorNode) and _is_one_value(child) for _, child in children(node))
+    if isinstance(node, TupleNode):
+        return not any(isinstance(below, TensorNode) for _, below in walk(node))
+    return True
+
+
+def _described(manifest: Manifest, name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return dtype and shape of a tensor, or None for what is none."""
+    found = manifest.by_fqn.get(name)
+    return None if not found else (manifest.tensors[found[0]].dtype, manifest.tensors[found[0]].shape)
 
 
 def _no(path: Path, *_: object) -> NoReturn:

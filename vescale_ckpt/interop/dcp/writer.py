@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from vescale_ckpt.adapters.tensors import Held, hold, is_array
 from vescale_ckpt.errors import InvalidInputError, StateError
 from vescale_ckpt.execute.commit import Meeting, conclude, fragment_of
 from vescale_ckpt.execute.dedup import DedupIndex
@@ -162,13 +163,20 @@ class _Collected:
         self._planner = planner
         self._names = names
         self._values: dict[Path, Any] = {}
+        self._arrays: dict[Path, Held] = {}
+        """Numpy arrays and streams of bytes, which torch would pickle."""
         self._index: dict[Path, int] = {}
         self.specs: list[LeafSpec] = []
         for item in items:
-            if item.type is WriteItemType.BYTE_IO:
-                self._values[self._path(item)] = self._object(item)
-            else:
+            if item.type is not WriteItemType.BYTE_IO:
                 self._add(item)
+                continue
+            path, value = self._path(item), self._object(item)
+            if is_array(value):
+                self._arrays[path] = held = hold(value, item.index.fqn)
+                self._add_spec(path, held.dtype, held.global_shape, held.kind, Holding.REPLICATED)
+            else:
+                self._values[path] = value
 
     def parts(self) -> Iterator[StagedPart]:
         """Yield every tensor item, resolved as late as torch asks for."""
@@ -183,6 +191,9 @@ class _Collected:
             box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
             if box.volume:
                 yield StagedPart(Part(self._index[self._path(item)], box, stored=True), as_integers(view), None)
+        for path, held in self._arrays.items():
+            for piece in held.pieces:
+                yield StagedPart(Part(self._index[path], piece.box, stored=True), as_integers(piece.view), None)
 
     def tree(self) -> Node:
         """Return the tree of this rank's items; dicts that other ranks may add to."""
@@ -214,10 +225,15 @@ class _Collected:
         return lookup(item.index)
 
     def _add(self, item: WriteItem) -> None:
-        data, path = item.tensor_data, self._path(item)
+        data = item.tensor_data
         assert data is not None  # noqa: S101 -- narrows the type: only bytes have none
-        name = dtype_name(data.properties.dtype)
-        spec = LeafSpec(path, name, item_bytes(name), tuple(data.size), str(LeafKind.TENSOR), str(Holding.SHARDED))
+        self._add_spec(self._path(item), data.properties.dtype, tuple(data.size), LeafKind.TENSOR, Holding.SHARDED)
+
+    def _add_spec(
+        self, path: Path, dtype: torch.dtype, shape: tuple[int, ...], kind: LeafKind, holding: Holding
+    ) -> None:
+        name = dtype_name(dtype)
+        spec = LeafSpec(path, name, item_bytes(name), shape, str(kind), str(holding))
         known = self._index.setdefault(path, len(self.specs))
         if known == len(self.specs):
             self.specs.append(spec)
