@@ -109,8 +109,10 @@ def test_what_is_stored_already_is_not_stored_again(drawn, mesh, data):
     first = simulated.save(backend, state, math.prod(mesh))
     again = simulated.save(backend, state, math.prod(mesh), bases=[first.manifest], step=2)
     assert sum(w.bytes_put for w in again.written) == 0
-    assert again.manifest.packs == first.manifest.packs
-    assert again.manifest.chunks == first.manifest.chunks
+    # Two ranks that wrote the same bytes left them in two packs; the second save may refer to either.
+    assert set(again.manifest.packs) <= set(first.manifest.packs)
+    for column in ("first", "tile", "digest", "partial_row", "partial_box"):
+        assert np.array_equal(getattr(again.manifest.chunks, column), getattr(first.manifest.chunks, column))
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
