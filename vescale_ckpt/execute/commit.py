@@ -20,7 +20,7 @@ from vescale_ckpt.execute.manifests import store_manifest
 from vescale_ckpt.format.assemble import assemble, check_agreement
 from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragments, encode_fragment
 from vescale_ckpt.format.records import Manifest
-from vescale_ckpt.plan.load_plan import prove_cover
+from vescale_ckpt.plan.load_plan import prove_covers
 from vescale_ckpt.state.merge import fill_per_rank, merge_trees
 from vescale_storage import loop
 from vescale_storage.collect.gc_objects import MarkReader
@@ -170,9 +170,7 @@ def conclude(
         writer=_writer(),
         metadata=metadata,
     )
-    for tensor, record in enumerate(manifest.tensors):
-        if record.alias_of is None:
-            prove_cover(manifest, tensor)
+    prove_covers(manifest)
     _prove_packs(meeting, manifest, fragments)
     name = store_manifest(meeting.backend, manifest)
     _refuse_marked(meeting, manifest)

@@ -225,9 +225,9 @@ class Writer:
         out: list[tuple[bytes, int, Buffer]] = []
         for item in block.items:
             source = item.source.source
-            inside = item.chunk.box.relative_to(item.source.part.box)
-            view = source[inside.slices] if inside.shape else source
-            shaped(block.buffer, item.start, source.dtype, inside.shape).copy_(view)
+            box, part = item.chunk.box, item.source.part.box
+            view = source if box == part else source[box.relative_to(part).slices]
+            shaped(block.buffer, item.start, source.dtype, box.shape).copy_(view)
             item.source.release()
             raw = memory[item.start : item.start + item.num_bytes]
             codec, stored = Codec.RAW, cast("Buffer", raw)

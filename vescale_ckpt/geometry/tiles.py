@@ -6,6 +6,7 @@ digests, under every layout whose shards fall on the lines.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -95,6 +96,16 @@ def _dim_to_halve(shape: tuple[int, ...], tile: list[int], parts: list[int], ite
     able = [d for d in range(len(shape)) if tile[d] > 1 and may_halve(d)]
     few = [d for d in able if parts[d] < EVEN_SPLITS]
     return min(few, key=lambda d: (parts[d], d)) if few else able[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def grid_of(shape: tuple[int, ...], tile: tuple[int, ...]) -> TileGrid:
+    """Return the grid of a tensor, made once for the many tensors of a model that have the same shape.
+
+    Raises:
+        LayoutError: as ``TileGrid``.
+    """
+    return TileGrid(shape, tile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import numpy as np
 from vescale_ckpt.errors import CorruptionError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.geometry.tile_cover import check_tile_cover_columns
-from vescale_ckpt.geometry.tiles import TileGrid
+from vescale_ckpt.geometry.tiles import grid_of
 from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.tree import fqn
 from vescale_storage.codec import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -72,24 +72,49 @@ def chunks_needed(manifest: Manifest, wants: Sequence[Want]) -> list[ChunkNeed]:
     """
     copies: dict[int, list[Copy]] = {}
     place: dict[int, tuple[int, Box]] = {}
-    proved: set[int] = set()
-    for number, want in enumerate(wants):
-        record = manifest.tensors[want.tensor]
-        tensor = want.tensor if record.alias_of is None else record.alias_of
-        if tensor not in proved:
-            prove_cover(manifest, tensor)
-            proved.add(tensor)
+    stored = [manifest.resolve(want.tensor) for want in wants]
+    tensors = np.unique(np.array(stored, dtype=np.int64))
+    whole = dict(zip(tensors.tolist(), _are_whole_tiles(manifest, tensors).tolist(), strict=True))
+    for tensor in (tensor for tensor, is_whole in whole.items() if not is_whole):
+        prove_cover(manifest, tensor)
+    for number, (want, tensor) in enumerate(zip(wants, stored, strict=True)):
         if want.box.volume == 0:
             continue
-        for row, box in _rows(manifest, tensor, want.box):
-            common = box.intersect(want.box)
-            if common is None:
-                continue
+        for row, box, common in (_tile_rows if whole[tensor] else _rows)(manifest, tensor, want.box):
             place[row] = (tensor, box)
             copies.setdefault(row, []).append(
                 Copy(number, common.relative_to(box), common.relative_to(want.box)),
             )
     return [ChunkNeed(row, *place[row], tuple(copies[row])) for row in sorted(copies)]
+
+
+def prove_covers(manifest: Manifest) -> None:
+    """Check that every element of every tensor was written exactly once.
+
+    Raises:
+        CorruptionError: naming what is missing and what stands twice in the first tensor that is not.
+    """
+    tensors = np.array([i for i, record in enumerate(manifest.tensors) if record.alias_of is None], dtype=np.int64)
+    for tensor in tensors[~_are_whole_tiles(manifest, tensors)].tolist():
+        prove_cover(manifest, tensor)
+
+
+def _are_whole_tiles(manifest: Manifest, tensors: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return per tensor whether its rows are all of its tiles, whole and in order: nothing more is to be proved then.
+
+    All tensors at once, for a model may have very many.
+    """
+    chunks = manifest.chunks
+    first, last = chunks.first[tensors], chunks.first[tensors + 1]
+    counts = (last - first).astype(np.int64)
+    records = [manifest.tensors[tensor] for tensor in tensors.tolist()]
+    whole: npt.NDArray[np.bool_]
+    whole = counts == np.array([grid_of(r.shape, r.tile).num_tiles for r in records], dtype=np.int64)
+    whole &= np.searchsorted(chunks.partial_row, first) == np.searchsorted(chunks.partial_row, last)
+    tile = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    misplaced = chunks.tile[np.repeat(first.astype(np.int64), counts) + tile] != tile
+    whole[np.repeat(np.arange(len(tensors)), counts)[misplaced]] = False
+    return whole
 
 
 def prove_cover(manifest: Manifest, tensor: int) -> None:
@@ -101,10 +126,6 @@ def prove_cover(manifest: Manifest, tensor: int) -> None:
     record, chunks = manifest.tensors[tensor], manifest.chunks
     first, last = int(chunks.first[tensor]), int(chunks.first[tensor + 1])
     tiles = chunks.tile[first:last]
-    low, high = np.searchsorted(chunks.partial_row, [first, last])
-    num_tiles = TileGrid(record.shape, record.tile).num_tiles
-    if low == high and len(tiles) == num_tiles and bool((tiles == np.arange(num_tiles, dtype=tiles.dtype)).all()):
-        return
     places, boxes = chunks.partials_of(record, range(first, last))
     report = check_tile_cover_columns(record.shape, record.tile, tiles, places, boxes)
     if not report.ok:
@@ -130,23 +151,29 @@ def same_bytes(manifest: Manifest, a: int, b: int) -> bool:
     )
 
 
-def _rows(manifest: Manifest, tensor: int, box: Box) -> Iterable[tuple[int, Box]]:
-    """Yield (row, chunk box) of the chunks in the tiles that ``box`` touches."""
+def _tile_rows(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int, Box, Box]]:
+    """Yield (row, chunk box, its part in ``box``) of a tensor whose rows are its tiles."""
+    record = manifest.tensors[tensor]
+    grid, first = grid_of(record.shape, record.tile), int(manifest.chunks.first[tensor])
+    for tile, common in grid.cut(box):
+        yield first + tile, common if common.shape == grid.tile else grid.box(tile), common
+
+
+def _rows(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int, Box, Box]]:
+    """Yield (row, chunk box, its part in ``box``) of the chunks that have any."""
     record, chunks = manifest.tensors[tensor], manifest.chunks
-    grid = TileGrid(record.shape, record.tile)
-    first, last = int(chunks.first[tensor]), int(chunks.first[tensor + 1])
-    tiles = chunks.tile[first:last]
-    low, high = np.searchsorted(chunks.partial_row, [first, last])
-    if low == high:  # whole tiles only, all present (proved): the row is the tile
-        for tile, _ in grid.cut(box):
-            yield first + tile, grid.box(tile)
-        return
-    for tile, _ in grid.cut(box):
-        begin, end = np.searchsorted(tiles, [tile, tile + 1])
-        rows = range(first + int(begin), first + int(end))
-        offsets, sizes = chunks.boxes_of(record, rows)
-        for row, offset, size in zip(rows, offsets, sizes, strict=True):
-            yield row, _box(offset, size)
+    grid = grid_of(record.shape, record.tile)
+    rows = chunks.rows(tensor)
+    tiles = chunks.tile[rows.start : rows.stop]
+    corners = Box(box.offset, (1,) * box.ndim), Box(tuple(e - 1 for e in box.end), (1,) * box.ndim)
+    ends = np.array([grid.index_of(corner) for corner in corners]).astype(tiles.dtype)  # of one type, or all are cast
+    begin, end = int(np.searchsorted(tiles, ends[0])), int(np.searchsorted(tiles, ends[1], side="right"))
+    rows = range(rows.start + begin, rows.start + end)
+    offsets, sizes = chunks.boxes_of(record, rows)
+    low = np.maximum(offsets, np.array(box.offset, dtype=np.int64))
+    extent = np.minimum(offsets + sizes, np.array(box.end, dtype=np.int64)) - low
+    for place in np.flatnonzero((extent > 0).all(axis=1)):
+        yield rows[place], _box(offsets[place], sizes[place]), _box(low[place], extent[place])
 
 
 def raw_bytes_of(manifest: Manifest, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

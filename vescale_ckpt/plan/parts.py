@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vescale_ckpt.geometry.box import Box
-from vescale_ckpt.geometry.tiles import TileGrid
+from vescale_ckpt.geometry.tiles import TileGrid, grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ def parts_of(
     """Yield the parts of what this rank writes, in order; none larger than ``most_bytes`` unless it is one tile."""
     for region in regions:
         record = records[region.tensor]
-        grid = TileGrid(record.shape, record.tile)
+        grid = grid_of(record.shape, record.tile)
         if region.tiles is not None:
             for tile in region.tiles:
                 box = grid.box(tile).intersect(region.box)
@@ -58,7 +58,7 @@ def sample_tile(record: TensorRecord) -> int:
 
     Copies that are not meant to be copies (another rank's slice, another seed's weights) differ all over.
     """
-    return TileGrid(record.shape, record.tile).num_tiles // 2
+    return grid_of(record.shape, record.tile).num_tiles // 2
 
 
 def compared_parts(
@@ -81,7 +81,7 @@ def compared_parts(
         written.setdefault(region.tensor, []).append(region)
     for tensor in compared:
         record = records[tensor]
-        grid = TileGrid(record.shape, record.tile)
+        grid = grid_of(record.shape, record.tile)
         mine: set[int] = set()
         for region in written.get(tensor, ()):
             mine.update(region.tiles if region.tiles is not None else (tile for tile, _ in grid.cut(region.box)))
@@ -115,6 +115,7 @@ def cut_to_size(grid: TileGrid, box: Box, most_elements: int) -> Iterator[Box]:
 
 def chunks_of(part: Part, record: TensorRecord) -> Iterator[ChunkPlan]:
     """Yield the chunks of a part, by tile."""
-    grid = TileGrid(record.shape, record.tile)
+    grid = grid_of(record.shape, record.tile)
     for tile, box in grid.cut(part.box):
-        yield ChunkPlan(part.tensor, tile, box, box.volume == grid.box(tile).volume, part.stored)
+        whole = box.shape == grid.tile or box.volume == grid.box(tile).volume
+        yield ChunkPlan(part.tensor, tile, box, whole, part.stored)
