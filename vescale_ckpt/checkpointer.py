@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 from vescale_ckpt.adapters.options import RestoreOptions
@@ -16,7 +17,6 @@ from vescale_ckpt.store import Store, open_store
 from vescale_storage.keys import MAX_STEP, validate_run
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
@@ -196,7 +196,7 @@ def save(
     Collective, like ``Checkpointer.save``, and with its errors.
     """
     with (
-        open_store(path, storage_options=storage_options) as store,
+        _open_together(path, storage_options, process_group, create=True) as store,
         Checkpointer(store, _DEFAULT_RUN, process_group=process_group) as checkpointer,
     ):
         return checkpointer.save(0, state).result()
@@ -214,7 +214,25 @@ def load(
     Collective, like ``Checkpointer.load``, and with its errors.
     """
     with (
-        open_store(path, storage_options=storage_options, create=False) as store,
+        _open_together(path, storage_options, process_group, create=False) as store,
         Checkpointer(store, _DEFAULT_RUN, process_group=process_group) as checkpointer,
     ):
         return checkpointer.load(state)
+
+
+def _open_together(
+    path: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    process_group: dist.ProcessGroup | None,
+    *,
+    create: bool,
+) -> Store:
+    """Return the store at ``path``, or raise on all ranks where one of them cannot open it: a folder may be local."""
+    group = default_group(process_group, SaveOptions().deadline_seconds)
+    try:
+        return group.attempt(
+            f"opening {os.fspath(path)}",
+            lambda: open_store(path, storage_options=storage_options, create=create),
+        )
+    finally:
+        group.close()

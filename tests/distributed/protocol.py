@@ -109,6 +109,8 @@ def regroup(folder: str) -> dict[str, list]:
     found["not a member"] = outcome(lambda: outsider.save(1, {})) if rank else []
     found["odd"] = [store["odd@1"].state_dict()["rng"]]
     found["files"] = saved_again_and_again(folder)
+    mine = Path(folder) / ("short" if rank < 2 else "a folder that only some ranks have")
+    found["a store on some"] = outcome(lambda: vc.load(mine, {"w": torch.zeros(3)}))
     return found
 
 

@@ -111,3 +111,12 @@ def test_saving_again_and_again_opens_no_more_and_more_files(regrouped):
     for results in regrouped:
         before, after = results["files"]
         assert after <= before + 8
+
+
+def test_a_store_that_only_some_ranks_see_is_told_to_all_within_seconds(regrouped):
+    """A folder on the disk of one machine, loaded by the ranks of several."""
+    for rank, results in enumerate(regrouped):
+        kind, message, _, seconds = results["a store on some"]
+        assert kind == ("RankFailureError" if rank < 2 else "StoreNotFoundError")
+        assert "there is no store at" in message
+        assert seconds < 10
