@@ -20,8 +20,9 @@ from vescale_ckpt.format.records import Manifest, PackRecord
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout, spans
 from vescale_ckpt.plan.holdings import Holdings, LeafSpec
-from vescale_ckpt.plan.load_plan import Want, chunks_needed, prove_cover, share_reads
+from vescale_ckpt.plan.load_plan import Want, chunks_needed, prove_cover
 from vescale_ckpt.plan.parts import chunks_of, parts_of
+from vescale_ckpt.plan.read_share import share_reads
 from vescale_ckpt.plan.rows import gather_rows
 from vescale_ckpt.plan.save_plan import SavePlan, make_save_plan, merge_tables
 from vescale_ckpt.saving.agree import plan_of

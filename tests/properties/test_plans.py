@@ -11,7 +11,8 @@ from tests.distributed.simulated import planned, plans, replicated
 from tests.distributed.worlds import MESHES, shapes, spreads
 from vescale_ckpt.geometry import tiles
 from vescale_ckpt.geometry.box import Box
-from vescale_ckpt.plan.load_plan import Want, chunks_needed, prove_cover, share_reads
+from vescale_ckpt.plan.load_plan import Want, chunks_needed, prove_cover
+from vescale_ckpt.plan.read_share import share_reads
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.coordinate.group import Group
     from vescale_ckpt.execute.read import Reader
-    from vescale_ckpt.plan.load_plan import ChunkNeed, SharedRound
+    from vescale_ckpt.plan.load_plan import ChunkNeed
+    from vescale_ckpt.plan.read_share import SharedRound
 
 
 class Exchange:
@@ -40,20 +42,19 @@ class Exchange:
 
     def swap(self, turn: SharedRound, deliver: Callable[[ChunkNeed, torch.Tensor], None]) -> None:
         """Hand the chunks of a round to all that want them, and deliver those that this rank wants; a collective."""
-        rank = self._group.rank
+        rank, ranks = self._group.rank, np.arange(self._group.world_size + 1)
+        begins = np.searchsorted(turn.to_rank, ranks)
+        places = [turn.to_place[begin:end] for begin, end in pairwise(begins)]
+        outgoing = [self._joined([int(row) for row in turn.rows[to_send]]) for to_send in places]
+        others = turn.reader != rank
         sizes = np.array([aligned(int(n)) for n in turn.raw_bytes], dtype=np.int64)
-        outgoing: list[torch.Tensor] = []
-        incoming: list[int] = []
-        for other in range(self._group.world_size):
-            to_send = (turn.reader == rank) & turn.wanted[other] & (other != rank)
-            outgoing.append(self._joined([int(row) for row in turn.rows[to_send]]))
-            incoming.append(int(sizes[(turn.reader == other) & turn.wanted[rank] & (other != rank)].sum()))
-        received = self._group.exchange(outgoing, incoming)
-        for row in turn.rows[(turn.reader == rank) & turn.wanted[rank]]:
+        incoming = np.bincount(turn.reader[others], weights=sizes[others], minlength=self._group.world_size)
+        received = self._group.exchange(outgoing, [int(n) for n in incoming])
+        for row in turn.rows[turn.reader == rank]:
             deliver(self._needs[int(row)], self._held[int(row)])
-        for other, data in enumerate(received):
-            start = 0
-            comes = (turn.reader == other) & turn.wanted[rank] & (other != rank)
+        for other in np.unique(turn.reader[others]).tolist():
+            data, start = received[other], 0
+            comes = turn.reader == other
             for row, num_bytes in zip(turn.rows[comes].tolist(), turn.raw_bytes[comes].tolist(), strict=True):
                 # A copy at the start of its own memory: items may be read through wider types than bytes.
                 raw = data[start : start + num_bytes].clone()

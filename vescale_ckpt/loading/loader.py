@@ -20,13 +20,13 @@ from vescale_ckpt.execute.exchange import Exchange
 from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest
 from vescale_ckpt.execute.read import Reader, ReadOptions
-from vescale_ckpt.plan.load_plan import ChunkNeed, ReadShare, Want, chunks_needed, same_bytes, share_reads
+from vescale_ckpt.plan.load_plan import ChunkNeed, Want, chunks_needed, same_bytes
+from vescale_ckpt.plan.read_share import NOBODY, ReadShare, share_reads
 from vescale_storage.ref_records import SnapshotName, decode_ref, encode_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
     import torch
 
     from vescale_ckpt.adapters.options import RestoreOptions
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from vescale_ckpt.store import Store
     from vescale_storage.refs import Ref
 
-_ROUND_BYTES = 64 << 20
+_ROUND_BYTES = 128 << 20
+"""Of chunks that one rank holds, sends and receives in a round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +178,7 @@ class Loader:
             pieces=pieces,
             needs={need.row: need for need in needs},
             share=share,
-            whole_packs=_whole_packs(manifest, needed, share, rank=self._group.rank),
+            whole_packs=_whole_packs(manifest, share, rank=self._group.rank),
             bytes_needed=sum(piece.view.numel() * piece.view.element_size() for piece in pieces),
         )
 
@@ -229,19 +230,11 @@ class Loader:
         return reader, exchange.bytes_received
 
 
-def _whole_packs(
-    manifest: Manifest, needed: Sequence[npt.NDArray[np.int64]], share: ReadShare, *, rank: int
-) -> tuple[int, ...]:
+def _whole_packs(manifest: Manifest, share: ReadShare, *, rank: int) -> tuple[int, ...]:
     """Return the packs that this rank proves whole: of each pack that is read, its lowest reader does."""
-    reader = np.full(len(manifest.chunks.pack), len(needed), dtype=np.int64)
-    shared = np.concatenate([turn.rows for turn in share.rounds]) if share.rounds else np.empty(0, dtype=np.int64)
-    for r, rows in reversed(list(enumerate(needed))):
-        reader[rows] = r
-    for turn in share.rounds:
-        reader[turn.rows] = turn.reader
-    read = np.unique(np.concatenate([*needed, shared]))
-    lowest = np.full(len(manifest.packs), len(needed), dtype=np.int64)
-    np.minimum.at(lowest, manifest.chunks.pack[read], reader[read])
+    read = np.flatnonzero(share.reader != NOBODY)
+    lowest = np.full(len(manifest.packs), np.iinfo(share.reader.dtype).max)
+    np.minimum.at(lowest, manifest.chunks.pack[read], share.reader[read])
     return tuple(int(pack) for pack in np.flatnonzero(lowest == rank))
 
 

@@ -1,13 +1,11 @@
-"""The load plan: which stored chunks fill which boxes that a rank wants, and which rank reads each chunk.
+"""The load plan: which stored chunks fill which boxes that a rank wants; which rank reads each is ``read_share``'s.
 
-A chunk that several ranks need is read by one of them and handed to the others, so storage gives every byte once. Every
-rank makes the same plan from the rows that all ranks need.
+No chunk is used of a tensor that is not proved to be there whole, every element once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +14,7 @@ from vescale_ckpt.errors import CorruptionError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.geometry.tile_cover import check_tile_cover_columns
 from vescale_ckpt.geometry.tiles import grid_of
-from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.tree import fqn
-from vescale_storage.codec import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from vescale_ckpt.format.records import Manifest
-
-RAW = int(Codec.RAW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,81 +170,5 @@ def _rows(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int, Box,
         yield rows[place], _box(offsets[place], sizes[place]), _box(low[place], extent[place])
 
 
-def raw_bytes_of(manifest: Manifest, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many bytes each chunk has once decoded, for ascending rows of the chunk table."""
-    chunks = manifest.chunks
-    out = chunks.length[rows].astype(np.int64)
-    for place in np.flatnonzero(chunks.codec[rows] != RAW):
-        row = int(rows[place])
-        record = manifest.tensors[int(np.searchsorted(chunks.first, row, side="right")) - 1]
-        out[place] = chunks.raw_bytes(record, range(row, row + 1), item_bytes(record.dtype))[0]
-    return out
-
-
 def _box(offset: npt.NDArray[np.int64], size: npt.NDArray[np.int64]) -> Box:
     return Box(tuple(offset.tolist()), tuple(size.tolist()))
-
-
-@dataclass(frozen=True, slots=True)
-class ReadShare:
-    """Who reads what, over all ranks that load together."""
-
-    own: npt.NDArray[np.int64]
-    """Rows that this rank reads and nobody else needs."""
-    rounds: tuple[SharedRound, ...]
-    """Rows that several ranks need, in rounds of bounded size that all ranks take together."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRound:
-    """Rows read once each and exchanged; the same on every rank."""
-
-    rows: npt.NDArray[np.int64]  # [num_rows]
-    raw_bytes: npt.NDArray[np.int64]  # [num_rows] decoded
-    reader: npt.NDArray[np.int64]  # [num_rows] the rank that reads it
-    wanted: npt.NDArray[np.bool_]  # [world_size, num_rows]
-
-
-def share_reads(
-    manifest: Manifest, needed: Sequence[npt.NDArray[np.int64]], *, rank: int, round_bytes: int
-) -> ReadShare:
-    """Divide the rows that all ranks need into those that one rank needs and those to read once and exchange.
-
-    Args:
-        manifest: what is loaded.
-        needed: per rank, the ascending rows that it needs.
-        rank: whose own rows to return.
-        round_bytes: how many bytes a round exchanges at most; a larger chunk makes a round alone.
-    """
-    world_size = len(needed)
-    count = np.zeros(len(manifest.chunks), dtype=np.int64)
-    for rows in needed:
-        count[rows] += 1
-    own = needed[rank][count[needed[rank]] == 1]
-    shared = np.flatnonzero(count > 1)
-    if not shared.size:
-        return ReadShare(own, ())
-    wanted = np.zeros((world_size, shared.size), dtype=bool)
-    for r, rows in enumerate(needed):
-        wanted[r] = np.isin(shared, rows, assume_unique=True)
-    stored = manifest.chunks.length
-    loads = np.array([int(stored[rows[count[rows] == 1]].sum()) for rows in needed], dtype=np.int64)
-    reader = np.empty(shared.size, dtype=np.int64)
-    sizes = raw_bytes_of(manifest, shared)
-    for i in np.argsort(-sizes, kind="stable"):  # the largest first: least loaded reader that needs it anyway
-        able = np.flatnonzero(wanted[:, i])
-        reader[i] = able[np.argmin(loads[able])]
-        loads[reader[i]] += sizes[i]
-    bounds = _round_bounds(sizes, round_bytes)
-    rounds = tuple(SharedRound(shared[a:b], sizes[a:b], reader[a:b], wanted[:, a:b]) for a, b in pairwise(bounds))
-    return ReadShare(own, rounds)
-
-
-def _round_bounds(sizes: npt.NDArray[np.int64], round_bytes: int) -> list[int]:
-    bounds, total = [0], 0
-    for i, size in enumerate(sizes.tolist()):
-        if total and total + size > round_bytes:
-            bounds.append(i)
-            total = 0
-        total += size
-    return [*bounds, len(sizes)]

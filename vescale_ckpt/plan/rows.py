@@ -174,3 +174,12 @@ def _sorted(rows: BoxRows, live: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
             return by_key
     sizes = [column[live] for column in rows.size.T]
     return live[np.lexsort([rows.rank[live], *reversed(sizes), *reversed(keys)])]
+
+
+def water_levels(loads: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
+    """Return how many of ``total`` bytes each member takes so that the lowest of its ``loads`` rise to one level."""
+    order = np.sort(loads)
+    room = order * np.arange(1, len(order) + 1) - np.cumsum(order)  # bytes that lift all lower ones to order[i]
+    full = int(np.searchsorted(room, total, side="right"))
+    level = -(-(total + int(order[:full].sum())) // full)
+    return np.maximum(level - loads, 0)

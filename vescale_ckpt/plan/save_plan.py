@@ -17,7 +17,7 @@ from vescale_ckpt.errors import MismatchError
 from vescale_ckpt.format.records import TensorRecord
 from vescale_ckpt.geometry.cover import check_cover
 from vescale_ckpt.geometry.tiles import TileGrid, tile_shape
-from vescale_ckpt.plan.rows import BoxRows, Groups, group_equal
+from vescale_ckpt.plan.rows import BoxRows, Groups, group_equal, water_levels
 from vescale_ckpt.state.tree import fqn
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _share(
 ) -> list[Region]:
     """Divide the boxes of one replica set among its members; return this rank's part and raise the loads."""
     ends = np.cumsum(sizes)
-    quota = np.cumsum(_quotas(context.loads[members], int(ends[-1])))
+    quota = np.cumsum(water_levels(context.loads[members], int(ends[-1])))
     starts = ends - sizes
     first = np.searchsorted(quota, starts, side="right")
     last = np.searchsorted(quota, np.maximum(ends - 1, starts), side="right")
@@ -201,15 +201,6 @@ class _TileBytes:
 def _region(context: _Context, group: int, tiles: tuple[int, ...] | None) -> Region:
     row = int(context.groups.first[group])
     return Region(int(context.rows.tensor[row]), context.rows.box(row), tiles)
-
-
-def _quotas(loads: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
-    """Return how many of ``total`` bytes each member takes so that the lowest loads rise to one level."""
-    order = np.sort(loads)
-    room = order * np.arange(1, len(order) + 1) - np.cumsum(order)  # bytes that lift all lower ones to order[i]
-    full = int(np.searchsorted(room, total, side="right"))
-    level = -(-(total + int(order[:full].sum())) // full)
-    return np.maximum(level - loads, 0)
 
 
 def _prove_cover(records: tuple[TensorRecord, ...], rows: BoxRows, groups: Groups) -> None:

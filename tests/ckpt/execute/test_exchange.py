@@ -14,7 +14,8 @@ from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout, spans
 from vescale_ckpt.layout.placement import Replicate, Shard
-from vescale_ckpt.plan.load_plan import Want, chunks_needed, share_reads
+from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.plan.read_share import share_reads
 from vescale_storage.backends.memory import MemoryBackend
 from vescale_storage.wrappers.faults import FaultBackend
 

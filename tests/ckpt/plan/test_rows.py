@@ -5,7 +5,7 @@ import pytest
 
 from vescale_ckpt.errors import FormatError
 from vescale_ckpt.geometry.box import Box
-from vescale_ckpt.plan.rows import gather_rows, group_equal
+from vescale_ckpt.plan.rows import gather_rows, group_equal, water_levels
 
 NDIM = np.array([2, 0, 1])
 
@@ -124,3 +124,16 @@ def test_a_rank_that_sends_too_few_or_too_many_numbers_is_named():
     with pytest.raises(FormatError, match="rank 2 sent 3"):
         gather_rows([columns[0], columns[2]], NDIM)
     assert len(gather_rows([columns[0], (1, np.array([2]), np.array([0]), np.array([], np.int64))], NDIM).rank) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_water_levels_raise_the_lowest_to_one_level(seed):
+    chance = np.random.default_rng(seed)
+    loads = chance.integers(0, 50, size=int(chance.integers(1, 9)))
+    total = int(chance.integers(0, 300))
+    taken = water_levels(loads, total)
+    assert (taken >= 0).all()
+    assert total <= taken.sum() < total + len(loads), "rounded up by less than one each"
+    level = (loads + taken)[taken > 0]
+    assert level.size == 0 or level.max() == level.min()
+    assert (loads[taken == 0] >= level.max(initial=0)).all()
