@@ -1,14 +1,14 @@
 """The fast path to S3: bytes through obstore (Rust), everything else through s3fs.
 
-Needs the extra ``fast``, and is asked for with ``storage_options={"client": "obstore"}``. Beside s3fs it costs a
-quarter of the CPU a byte put and a sixth a ranged read. It sends whole objects and ranges; s3fs still lists, deletes,
-heads, finds credentials, and uploads in parts, because obstore puts no condition on the completion of such an upload
-and cannot list those that died. So what is written, and what every error means, is the same with both.
+Needs the extra ``fast``, and is asked for with ``storage_options={"client": "obstore"}``. Measured beside s3fs on
+loopback: a byte put costs less than half of the CPU, a small ranged read a quarter, with five times as many of them a
+second; a byte read costs the same. It sends whole objects and ranges; s3fs still lists, deletes, heads, finds
+credentials, and uploads in parts, because obstore puts no condition on the completion of such an upload and cannot list
+those that died. So what is written, and what every error means, is the same with both.
 
 Requests are obstore's coroutines: in threads they cost the same, but there nothing could stop a request that hangs.
-A cancelled one closes its connection and lets go of its buffers at once. Payloads are never joined. Their SHA-256 is
-part of the signature and travels as a checksum, so a server refuses bytes that changed on the way, or under a put that
-nobody waits for any more.
+A cancelled one closes its connection and lets go of its buffers at once. Payloads are never joined. A checksum travels
+with them, so a server refuses bytes that changed on the way, or under a put that nobody waits for any more.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ class ObstoreBackend(S3Backend):
             writing["root_certificate"] = _read(self._verify)
         # For obstore the sending of a body counts as waiting for the answer.
         reading = writing | {"read_timeout": f"{read_seconds * 1000:.0f}ms"}
-        config = {"checksum_algorithm": "SHA256"} if checksums else {}
+        # Without a checksum the signature covers the body, by a hash that costs more than all the rest.
+        config = {"checksum_algorithm": "CRC64NVME", "unsigned_payload": True} if checksums else {}
         try:
             return _Stores(
                 self._open(endpoint, reading), self._open(endpoint, writing, **config), endpoint, os.getpid()
