@@ -159,7 +159,7 @@ class Tears(WrapperBackend):
     async def put(self, key, payload):
         content = b"".join(payload)
         await self.inner.put(key, [content[: len(content) // 2]])
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # longer than any test waits before it cancels
         await self.inner.put(key, payload)
 
 
