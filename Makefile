@@ -18,8 +18,11 @@ demo: $(INSTALLED)
 demo-s3: $(INSTALLED)
 	.venv/bin/python examples/nanogpt/demo.py --s3
 
+# Two at a time: half of the suite waits for disks, servers and other processes.
+TEST_WORKERS ?= 2
+
 test: lint types imports
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=worksteal
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
