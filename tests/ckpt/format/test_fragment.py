@@ -115,8 +115,8 @@ def test_tables_compare_by_content(fragment):
         {"counters": {"a": float("nan")}},
         {"counters": {"a": 2**70}},
         {"replicas": {1: b"short"}},
-        {"tree": ValueNode(object())},
-        {"per_rank": ((("a",), ValueNode(object())),)},
+        {"tree": ValueNode(Ellipsis)},
+        {"per_rank": ((("a",), ValueNode(Ellipsis)),)},
     ],
     ids=str,
 )
