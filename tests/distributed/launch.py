@@ -32,7 +32,7 @@ class WorldError(AssertionError):
 def launch(function: str, world_size: int, *, deadline_seconds: float, **arguments: Any) -> list[Any]:
     """Run ``path.py:name(**arguments)`` on every rank of a new world and return what each returned, by rank.
 
-    Arguments and results are JSON. The file stands beside this one.
+    Arguments and results are JSON. The file is named as seen from the folder of this one.
     """
     with tempfile.TemporaryDirectory(prefix="world-") as folder:
         spec = {
@@ -65,7 +65,7 @@ def main(spec: dict[str, Any]) -> int:
 
     torch.set_num_threads(1)
     file, _, name = spec["function"].partition(":")
-    module_spec = importlib.util.spec_from_file_location(Path(file).stem, Path(__file__).with_name(file))
+    module_spec = importlib.util.spec_from_file_location(Path(file).stem, Path(__file__).parent / file)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
     module_spec.loader.exec_module(module)
