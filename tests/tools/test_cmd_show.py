@@ -139,3 +139,33 @@ def test_odd_states(command):
     assert command("show", url, "odd@2").lines[-1].startswith("0 tensors")
     both = command("show", url, "odd@3", "--json").json["tensors"]
     assert [(tensor["name"], tensor["path"]) for tensor in both] == [("a.b", ["a.b"]), ("a.b", ["a", "b"])]
+
+
+def test_statistics(command, url):
+    result = command("show", url, NAME, "model.ids", "rng", "--stats")
+    assert result.code == 0
+    line = next(line for line in result.lines if line.startswith("model.ids  ") and "." in line.split()[3])
+    assert line.split() == ["model.ids", "0", "7", "3.5", "2.291", "1", "0", "0"]
+    tensors = command("show", url, NAME, "model", "--stats", "--json").json["tensors"]
+    by_name = {tensor["name"]: tensor["stats"] for tensor in tensors}
+    assert by_name["model.norm.weight"] == {
+        "count": 16,
+        "min": 1.0,
+        "max": 1.0,
+        "mean": 1.0,
+        "std": 0.0,
+        "zeros": 0,
+        "nan": 0,
+        "inf": 0,
+    }
+    assert by_name["model.head.weight"] == by_name["model.embed.weight"]
+
+
+def test_statistics_of_what_torch_cannot_convert(command, tmp_path):
+    state = {"four": torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "none": torch.zeros(0)}
+    with vc.open_store(tmp_path / "s") as store, vc.Checkpointer(store, "run") as checkpointer:
+        checkpointer.save(1, state)
+    tensors = command("show", tmp_path / "s", "run@1", "--stats", "--json").json["tensors"]
+    assert tensors[0]["stats"] is None
+    assert tensors[1]["stats"]["min"] is None
+    assert "?" in command("show", tmp_path / "s", "run@1", "--stats").out

@@ -11,6 +11,8 @@ from vescale_tools.common import (
     ExitCode,
     exit_code_help,
     exit_code_of,
+    parse_count,
+    parse_duration,
     parse_size,
     storage_options,
 )
@@ -147,3 +149,24 @@ def test_storage_options_that_cannot_be_do_not_show_values(pairs):
 def test_an_environment_that_cannot_be(variable):
     with pytest.raises(errors.ConfigError, match="VESCALE_STORAGE_OPTIONS: it is no JSON object"):
         storage_options([], variable)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("30s", 30), ("90m", 5400), ("1.5h", 5400), ("24 h", 86400), ("7d", 604800)],
+)
+def test_times(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1", "1w", "1h30m", "1e3"])
+def test_no_times(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "x", "\u0661"])
+def test_no_counts(text):
+    assert parse_count("12") == 12
+    with pytest.raises(argparse.ArgumentTypeError, match="is no number of 1 or more"):
+        parse_count(text)

@@ -13,9 +13,11 @@ from vescale_tools.output import (
     Output,
     count,
     format_bytes,
+    format_seconds,
     format_time,
     iso_time,
     one_line,
+    percent,
     plain_json,
     printable,
 )
@@ -45,6 +47,31 @@ def test_bytes_have_three_digits(number, text):
 def test_times_are_in_utc():
     assert format_time(0.9) == "1970-01-01 00:00:00"
     assert iso_time(1_700_000_000.5) == "2023-11-14T22:13:20+00:00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (1.234, "1.23 s"), (90, "90 s"), (120, "2 min"), (3600, "1 h"), (86400, "1 d"), (172800, "2 d")],
+)
+def test_time_spans(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_parts():
+    assert [percent(1, 3), percent(2, 2), percent(0, 0)] == ["33.3 %", "100 %", "0 %"]
+
+
+def test_counting_needs_a_terminal(capsys, monkeypatch):
+    with Output().counting("work") as progress:
+        progress("things", 3)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with Output(as_json=True).counting("work [x]") as progress:
+        progress("things", 3)
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "work [x]" in streams.err
 
 
 def test_counts():

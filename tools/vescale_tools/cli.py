@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "ls": "list runs, or the snapshots of a run",
     "show": "show what a snapshot holds, without reading any tensor",
+    "cat": "print a value, or a slice of a tensor",
+    "du": "show what runs, snapshots and tensors take, and what sharing saved",
     "verify": "read everything and compare it with its digests",
     "export": "write a snapshot's tensors as safetensors",
     "tag": "name a snapshot, so that it is kept",
     "rm": "remove snapshots from their run",
+    "prune": "remove the snapshots of runs that a rule does not keep",
+    "gc": "collect what no snapshot and no tag needs",
+    "repack": "rewrite packs that are mostly not needed, then collect",
+    "completion": "print a script that completes this command line in a shell",
 }
 """Command -> what it does; its module is ``cmd_<command>``."""
 
@@ -41,7 +47,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the whole command line, with the arguments of one command or, for None, of none."""
     parser = _Parser(
         prog=PROGRAM,
-        description="Look into checkpoint stores, verify them, and take things out.",
+        description="Look into checkpoint stores, compare and verify them, repair, thin out and copy them.",
         epilog=exit_code_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -60,6 +66,14 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         if name == command:
             _module(name).add_arguments(child)
             add_common_arguments(child)
+    return parser
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command alone."""
+    parser = _Parser(prog=f"{PROGRAM} {name}", allow_abbrev=False)
+    _module(name).add_arguments(parser)
+    add_common_arguments(parser)
     return parser
 
 

@@ -13,6 +13,7 @@ from vescale_ckpt.state.tree import Foreign, TensorNode, ValueNode, describe, fq
 from vescale_tools.common import ExitCode, add_url_argument, open_existing
 from vescale_tools.output import Output, count, format_bytes, format_time, iso_time
 from vescale_tools.sizes import tensor_bytes, totals
+from vescale_tools.statistics import print_statistics, stats_json, tensor_statistics
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show only what has one of these dotted names, or is below it; may be globs, in which * matches dots too",
     )
     parser.add_argument("--flat", action="store_true", help="full dotted names instead of a tree")
+    parser.add_argument(
+        "--stats", action="store_true", help="read the tensors too: least, greatest, mean, deviation, zeros, NaNs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,23 +49,27 @@ def run(args: argparse.Namespace) -> int:
     with open_existing(args) as store:
         snapshot = store[args.snapshot]
         manifest = snapshot.manifest
-    shown = [
-        (path, node) for path, node in walk(manifest.tree) if _is_leaf(node) and _matches(fqn(path), args.patterns)
-    ]
-    if args.patterns and not shown:
-        raise NotFoundError(
-            f"cannot show {', '.join(map(repr, args.patterns))} of {snapshot.name}: nothing has such a name; "
-            "without a NAME everything is shown",
-            snapshot=snapshot.name,
-        )
-    tensors = [manifest.by_path[path] for path, node in shown if isinstance(node, TensorNode)]
+        shown = [
+            (path, node) for path, node in walk(manifest.tree) if _is_leaf(node) and _matches(fqn(path), args.patterns)
+        ]
+        if args.patterns and not shown:
+            raise NotFoundError(
+                f"cannot show {', '.join(map(repr, args.patterns))} of {snapshot.name}: nothing has such a name; "
+                "without a NAME everything is shown",
+                snapshot=snapshot.name,
+            )
+        tensors = [manifest.by_path[path] for path, node in shown if isinstance(node, TensorNode)]
+        stats = tensor_statistics(snapshot, tensors, output) if args.stats else {}
     total = totals(manifest, tensors)
     if output.as_json:
         values = [_value_json(path, node) for path, node in shown if isinstance(node, ValueNode)]
         output.emit(
             {
                 **_snapshot_json(snapshot),
-                "tensors": [_tensor_json(manifest, index) for index in tensors],
+                "tensors": [
+                    _tensor_json(manifest, index) | ({"stats": stats_json(stats.get(index))} if args.stats else {})
+                    for index in tensors
+                ],
                 "values": values,
                 "totals": dataclasses.asdict(total),
             }
@@ -69,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.OK
     rows = _flat_rows(manifest, shown) if args.flat else _tree_rows(manifest, shown)
     output.table(_COLUMNS, list(rows), right=("size", "chunks"))
+    if args.stats:
+        output.line()
+        print_statistics(output, [(manifest.tensors[index].fqn, stats.get(index)) for index in tensors])
     output.line()
     for line in _summary(snapshot, total, num_values=len(shown) - len(tensors)):
         output.line(line)

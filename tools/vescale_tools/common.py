@@ -32,6 +32,8 @@ _SECRETS: Final = frozenset({"key", "secret", "token", "username", "password", "
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?)?B?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class ExitCode(enum.IntEnum):
@@ -112,6 +114,25 @@ def add_url_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the store: a path, s3://bucket/prefix, or another fsspec URL")
 
 
+def add_snapshot_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the name of one snapshot."""
+    parser.add_argument("snapshot", metavar="RUN@STEP", help="or RUN@TAG, or RUN for its newest snapshot")
+
+
+def add_dry_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that everything which writes or deletes has."""
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the storage options of a command line.
+
+    Raises:
+        ConfigError: one of them cannot be understood.
+    """
+    return storage_options(args.storage_option, os.environ.get(OPTIONS_VARIABLE))
+
+
 def open_existing(args: argparse.Namespace) -> Store:
     """Return the store of a command line, which must be there.
 
@@ -122,8 +143,7 @@ def open_existing(args: argparse.Namespace) -> Store:
     """
     from vescale_ckpt.store import open_store  # noqa: PLC0415 - it brings torch, which help can do without
 
-    options = storage_options(args.storage_option, os.environ.get(OPTIONS_VARIABLE))
-    return open_store(args.url, storage_options=options, create=False)
+    return open_store(args.url, storage_options=options_of(args), create=False)
 
 
 def storage_options(pairs: Sequence[str], variable: str | None = None) -> dict[str, Any]:
@@ -189,3 +209,26 @@ def parse_size(text: str) -> int:
     if num_bytes < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 5GB, 500MB, 2GiB or a number of bytes")
     return num_bytes
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``24h``, ``90m``, ``7d``, ``30s`` or ``3600``; an argparse ``type``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such time.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 24h, 90m, 7d, 30s or a number of seconds")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_count(text: str) -> int:
+    """Return an int of 1 or more; an argparse ``type``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)

@@ -98,6 +98,19 @@ class Output:
             task = progress.add_task(printable(what), total=total_bytes)
             yield lambda num_bytes: progress.advance(task, num_bytes)
 
+    @contextlib.contextmanager
+    def counting(self, what: str) -> Iterator[Callable[[str, int], None]]:
+        """Show what is being done on standard error while the block runs, if that is a terminal.
+
+        Yields what to call with the name of the things that are done and how many of them are.
+        """
+        console = _console(stderr=True)
+        if not console.is_terminal:
+            yield lambda _what, _number: None
+            return
+        with console.status(Text(printable(what))) as status:
+            yield lambda name, number: status.update(Text(printable(f"{what}: {number:,} {name}")))
+
     def fail(self, error: BaseException) -> None:
         """Print an error: one line on standard error, and with ``--json`` an object on standard output."""
         kind, message, context = _describe(error)
@@ -181,6 +194,19 @@ def format_time(seconds: float) -> str:
 def iso_time(seconds: float) -> str:
     """Return a time for programs: ISO 8601 in UTC."""
     return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds")
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time span as people read it: ``45.0 s``, ``12 min``, ``24 h``, ``7 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or seconds == size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a part in percent of a whole; of nothing it is 0."""
+    return f"{100 * part / whole if whole else 0:.3g} %"
 
 
 def count(number: int, noun: str) -> str:

@@ -1,0 +1,1 @@
+"""Comparing: the values of tensors block by block: statistics of one, differences of two."""
