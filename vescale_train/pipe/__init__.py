@@ -1,0 +1,1 @@
+"""Pipeline parallelism: any model in stages, any schedule, checked before it runs."""
