@@ -10,7 +10,7 @@ from vescale_ckpt.saving.exits import finish_on_sigterm
 from vescale_ckpt.saving.handle import SaveHandle, SaveReport, SaveState
 from vescale_ckpt.saving.options import SaveOptions
 from vescale_ckpt.snapshot import Snapshot
-from vescale_ckpt.state.per_rank import PerRank
+from vescale_ckpt.state.per_rank import PerRank, RankPlace
 from vescale_ckpt.state.sharded_view import ShardedView
 from vescale_ckpt.store import Store, open_store
 
@@ -20,6 +20,7 @@ __all__ = [
     "GcReport",
     "LoadReport",
     "PerRank",
+    "RankPlace",
     "ReadOptions",
     "RetentionPolicy",
     "SaveHandle",

@@ -6,11 +6,13 @@ import itertools
 import math
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 
 import vescale_ckpt as vc
 from tests.cases.inputs import blank_at, coordinate_of, local_of, same_bits, tagged, view_at
@@ -18,6 +20,9 @@ from vescale_ckpt.errors import MismatchError, RankFailureError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout
 from vescale_ckpt.layout.placement import Boxes, Flat, Interleaved, Ragged, Replicate, Shard, StridedShard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TENSORS = {
     "matrix": tagged(24, 10),
@@ -82,6 +87,14 @@ def _rank_state(seed: int, draws: int) -> dict:
 
 
 DRAWS = (1, 4, 7, 10)
+SAMPLES = 23
+
+
+def deal_anew(saved: Sequence[tuple[vc.RankPlace, dict]], here: vc.RankPlace) -> dict:
+    """Share out among the data-parallel ranks of this world what those of another one had before them."""
+    first = [value for place, value in saved if place.coordinate["tp"] == 0]
+    samples = torch.cat([value["samples"] for value in first]).sort().values
+    return {"epoch": first[0]["epoch"], "samples": samples[here.coordinate["dp"] :: here.mesh["dp"]]}
 
 
 def save(folder: str) -> dict:
@@ -94,6 +107,9 @@ def save(folder: str) -> dict:
                 ckpt.save(step, {"t": view_at(full, layout, coordinate_of(layout, rank))})
                 step += 1
     _checkpointer(folder, "rng").save(0, {"rng": vc.PerRank(_rank_state(1000 + rank, DRAWS[rank % 4])), "step": 5})
+    mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("dp", "tp"))
+    dealt = torch.arange(SAMPLES)[mesh.get_local_rank("dp") :: 2]
+    _checkpointer(folder, "loader").save(0, {"loader": vc.PerRank({"epoch": 3, "samples": dealt}, mesh=mesh)})
     return {"steps": step, "continued": _draw(), "differing": differing(folder)}
 
 
@@ -141,7 +157,26 @@ def load(folder: str, every: int) -> int:
         assert "per rank, of 4 ranks" in refused
         ckpt.load(state := {"rng": vc.PerRank(0), "step": 0}, ignore=["rng"])
         assert state["step"] == 5
+    load_dealt(store)
     return number
+
+
+def load_dealt(store: vc.Store) -> None:
+    """Load what every rank had of a data set into another world: refused, or dealt anew by a function."""
+    num_ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("dp",))
+    with vc.Checkpointer(store, "loader") as ckpt:
+        try:
+            ckpt.load({"loader": vc.PerRank(None, mesh=mesh)})
+        except MismatchError as error:
+            refused = str(error)
+        assert "4 ranks (dp 2 x tp 2)" in refused
+        assert f"{num_ranks} ranks (dp {num_ranks})" in refused
+        report = ckpt.load(state := {"loader": vc.PerRank(None, mesh=mesh, reshard=deal_anew)})
+    assert any("deal_anew" in note for note in report.notes)
+    mine = state["loader"].value
+    assert mine["epoch"] == 3
+    assert mine["samples"].tolist() == list(range(SAMPLES))[dist.get_rank() :: num_ranks]
 
 
 def resume(folder: str) -> list[float]:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from vescale_ckpt.adapters.groups import KEYS_LEFT_OUT
 from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, is_instance_of, names_node, walk_module
+from vescale_ckpt.adapters.rank_places import VALUE_KEY, axes_of, entry_node
 from vescale_ckpt.adapters.tensors import check_dtype, hold, inner_tensors, is_array
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.state.build import build_tree
@@ -193,9 +194,11 @@ class _Capturer:
     def _per_rank(self, value: PerRank[Any], path: Path) -> Node:
         if self._in_per_rank:
             raise InvalidInputError(f"cannot store '{fqn(path)}': it is per rank inside of what is per rank already")
+        axes = axes_of(value, fqn(path))
+        below = (*path, self._rank, VALUE_KEY) if axes else (*path, self._rank)
         self._in_per_rank = True
         try:
-            return PerRankNode(((self._rank, self.visit(value.value, (*path, self._rank))),))
+            return PerRankNode(((self._rank, entry_node(axes, self.visit(value.value, below))),))
         finally:
             self._in_per_rank = False
 

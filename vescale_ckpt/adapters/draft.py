@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,18 @@ class Phase(enum.IntEnum):
     STATEFUL = 3
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Who restores what whom saved."""
+
+    rank: int | None
+    """The one that restores; None: nobody in particular, who gets the values of all ranks."""
+    world_size: int | None = None
+    """Ranks that restore together; None: as many as saved."""
+    saved_world_size: int | None = None
+    """None: as many as there are entries of a per-rank value."""
+
+
 class Draft:
     """What one rank will restore. Planning touches nothing of the caller's."""
 
@@ -48,10 +61,10 @@ class Draft:
         tensors: Mapping[Path, TensorRecord],
         selector: Selector,
         *,
-        rank: int | None,
+        ranks: Ranks,
         same_content: SameContent | None,
     ) -> None:
-        self.rank = rank
+        self.ranks = ranks
         self.selector = selector
         self.leaves: list[TensorLeaf] = []
         self.problems: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vescale_ckpt.adapters.draft import Draft
+from vescale_ckpt.adapters.draft import Draft, Ranks
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder
 from vescale_ckpt.errors import StateError
@@ -59,6 +59,6 @@ def fresh_state(stored: Node, tensors: Mapping[Path, TensorRecord], *, rank: int
     ``PerRank`` of ``rank``; without a rank it is a dict of all ranks' values. ``tensors`` are in the order of the
     manifest, which ``alias_of`` counts in.
     """
-    draft = Draft(stored, tensors, Selector(RestoreOptions()), rank=rank, same_content=None)
+    draft = Draft(stored, tensors, Selector(RestoreOptions()), ranks=Ranks(rank=rank), same_content=None)
     maker = Rebuilder(draft).make(NOTHING, stored, (), ())
     return FreshState(draft, maker)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import io
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from vescale_ckpt.adapters.capture import SUBCLASS_KEY, is_stateful
-from vescale_ckpt.adapters.draft import Draft, Maker, missing
+from vescale_ckpt.adapters.rank_places import entries_of
+from vescale_ckpt.adapters.restore_per_rank import PerRankRestorer
 from vescale_ckpt.adapters.tensors import inner_tensors
 from vescale_ckpt.state.dtypes import dtype_name
 from vescale_ckpt.state.leaf import LeafKind
@@ -41,6 +43,8 @@ from vescale_ckpt.state.values import from_value, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from vescale_ckpt.adapters.draft import Draft, Maker
 
 NOTHING: Final = object()
 """There is no template."""
@@ -80,6 +84,7 @@ class Rebuilder:
         self._draft = draft
         self._live = live
         self._device = device or torch.device("cpu")
+        self.per_ranks = PerRankRestorer(draft, lambda node, stored, target: self.make(NOTHING, node, stored, target))
 
     def make(self, template: Any, node: Node, stored: Path, target: Path) -> Maker:  # noqa: PLR0911 - one a node
         """Return what makes the value of a stored node after the fill."""
@@ -131,18 +136,17 @@ class Rebuilder:
         return lambda: tuple(maker() for maker in makers)
 
     def _per_rank(self, template: Any, node: PerRankNode, stored: Path, target: Path) -> Maker:
-        inner = template.value if isinstance(template, PerRank) else NOTHING
+        known: PerRank[Any] = template if isinstance(template, PerRank) else PerRank(NOTHING)
         self._draft.taken.add_below(stored, node)
-        entries = dict(node.items)
-        rank = self._draft.rank
-        if rank is None:
-            makers = {r: self.make(NOTHING, child, (*stored, r), (*target, r)) for r, child in node.items}
-            return lambda: {r: maker() for r, maker in makers.items()}
-        if rank not in entries:
-            self._draft.problems.append(missing(fqn(target), f"a value of rank {rank}"))
-            return _constant(None)
-        maker = self.make(inner, entries[rank], (*stored, rank), target)
-        return lambda: PerRank(maker())
+        if self._draft.ranks.rank is None:
+            found = sorted(entries_of(node, stored), key=lambda entry: entry.place.rank)
+            makers = {e.place.rank: self.make(NOTHING, e.node, e.path, (*target, e.place.rank)) for e in found}
+            return lambda: {rank: maker() for rank, maker in makers.items()}
+        entry, whole = self.per_ranks.plan(known, node, stored, target)
+        if entry is None:
+            return whole or _constant(None)
+        maker = self.make(known.value, entry.node, entry.path, target)
+        return lambda: dataclasses.replace(known, value=maker())
 
     def subclass(self, template: Any, node: DictNode, stored: Path, target: Path) -> Maker:
         """Plan to fill a tensor subclass that is made of several tensors."""

@@ -6,6 +6,7 @@ others; then ``Restore.finish`` installs what is not filled in place: plain valu
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from vescale_ckpt.adapters.capture import is_stateful
-from vescale_ckpt.adapters.draft import Draft, Maker, Phase, SameContent, missing
+from vescale_ckpt.adapters.draft import Draft, Maker, Phase, Ranks, SameContent, missing
 from vescale_ckpt.adapters.names import ModuleTensor, ParameterNames, as_module, is_instance_of, names_in, walk_module
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder, has_arrays, is_group_params, is_live
@@ -108,8 +109,9 @@ def plan_restore(
     """
     options = options or RestoreOptions()
     selector = Selector(options)
-    draft = Draft(stored, tensors, selector, rank=rank, same_content=same_content)
-    walk = _Walk(draft, ParameterNames(state), world_size, saved_world_size)
+    ranks = Ranks(rank=rank, world_size=world_size, saved_world_size=saved_world_size)
+    draft = Draft(stored, tensors, selector, ranks=ranks, same_content=same_content)
+    walk = _Walk(draft, ParameterNames(state))
     maker = walk.value(state, stored, (), ())
     if maker is not None:
         draft.problems.append("the state itself cannot be replaced; pass a dict, a module or another object to fill")
@@ -131,11 +133,9 @@ def unexpected_keys(stored: Node, taken: npt.NDArray[np.bool_], options: Restore
 class _Walk:
     """One walk over the target and the stored tree side by side."""
 
-    def __init__(self, draft: Draft, names: ParameterNames, world_size: int, saved_world_size: int | None) -> None:
+    def __init__(self, draft: Draft, names: ParameterNames) -> None:
         self._draft = draft
         self._selector = draft.selector
-        self._world_size = world_size
-        self._saved_world_size = saved_world_size
         self._rebuild = Rebuilder(draft, self.value)
         self._optimizers = OptimizerRestorer(draft, names, self._rebuild)
         self._by_type: tuple[tuple[Any, Callable[[Any, Node, Path, Path], Maker | None]], ...] = (
@@ -226,20 +226,14 @@ class _Walk:
         if not isinstance(node, PerRankNode):
             return self._differs(path, "a value per rank", node, stored)
         self._draft.taken.add_below(stored, node)
-        entries = dict(node.items)
-        saved = len(entries) if self._saved_world_size is None else self._saved_world_size
-        rank, name = self._draft.rank, fqn(path)
-        if rank is None or saved != self._world_size or rank not in entries:
-            self._draft.problems.append(
-                f"'{name}': the snapshot has it per rank, of {saved} ranks; this is rank {rank} of {self._world_size}; "
-                f"load with as many ranks, or keep what each rank has with ignore=({name!r},)"
-            )
-            return None
+        entry, whole = self._rebuild.per_ranks.plan(target, node, stored, path)
+        if entry is None:
+            return whole
         if target.value is None:  # whatever this rank had, tensors too: they are whole here
-            maker: Maker | None = self._rebuild.make(NOTHING, entries[rank], (*stored, rank), path)
+            maker: Maker | None = self._rebuild.make(NOTHING, entry.node, entry.path, path)
         else:
-            maker = self.value(target.value, entries[rank], (*stored, rank), path)
-        return None if maker is None else lambda: PerRank(maker())
+            maker = self.value(target.value, entry.node, entry.path, path)
+        return None if maker is None else lambda: dataclasses.replace(target, value=maker())
 
     def _dict(self, target: dict[Any, Any], node: Node, stored: Path, path: Path) -> Maker | None:
         if not isinstance(node, DictNode):

@@ -20,6 +20,7 @@ import torch
 
 from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, StorageError, VeScaleError
 from vescale_ckpt.stage.raw import memory_of
+from vescale_ckpt.stage.threads import settle_torch
 from vescale_ckpt.state.dtypes import item_bytes
 from vescale_ckpt.state.tree import fqn
 from vescale_storage import loop
@@ -116,6 +117,7 @@ class Reader:
         spans = self._spans(needs, set(whole_packs))
         if not spans:
             return
+        settle_torch()
         with ThreadPoolExecutor(
             min(self._options.num_workers, len(spans)), thread_name_prefix="vescale-read"
         ) as workers:

@@ -26,6 +26,7 @@ from vescale_ckpt.execute.write import WriteOptions, Writer, Written
 from vescale_ckpt.saving.handle import SaveReport, SaveState
 from vescale_ckpt.saving.phases import naming
 from vescale_ckpt.saving.pools import Pools, make_pools
+from vescale_ckpt.stage.threads import settle_torch
 from vescale_storage import loop
 from vescale_storage.digest import digest
 from vescale_storage.pack import Codec
@@ -63,6 +64,7 @@ class Background:
     def begin(self, job: Job) -> None:
         """Take a job; its parts may still be on their way."""
         if self._thread is None:
+            settle_torch()
             self._thread = threading.Thread(target=self._serve, name="vescale-save", daemon=True)
             self._thread.start()
         self._jobs.put(job)

@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vescale_ckpt.adapters.draft import Draft, missing
+from vescale_ckpt.adapters.draft import Draft, Ranks, missing
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.state.tree import TensorNode
 
 
 def draft(stored, *, same_content=None, **options):
-    return Draft(stored.tree, stored.tensors, Selector(RestoreOptions(**options)), rank=0, same_content=same_content)
+    return Draft(
+        stored.tree, stored.tensors, Selector(RestoreOptions(**options)), ranks=Ranks(rank=0), same_content=same_content
+    )
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vescale_ckpt.adapters.draft import Draft
+from vescale_ckpt.adapters.draft import Draft, Ranks
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder, has_arrays, is_group_params, is_live
 from vescale_ckpt.state.tree import DictNode, ListNode, TensorNode, ValueNode
@@ -17,7 +17,7 @@ from vescale_ckpt.state.tree import DictNode, ListNode, TensorNode, ValueNode
 def rebuilt(memory, state, template=NOTHING):
     """Return what is made of a stored state with a template, and the draft."""
     stored = memory.save(state)
-    draft = Draft(stored.tree, stored.tensors, Selector(RestoreOptions()), rank=0, same_content=None)
+    draft = Draft(stored.tree, stored.tensors, Selector(RestoreOptions()), ranks=Ranks(rank=0), same_content=None)
     maker = Rebuilder(draft).make(template, stored.tree, (), ())
     draft.close()
     for leaf in draft.leaves:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vescale_ckpt.adapters.draft import Draft
+from vescale_ckpt.adapters.draft import Draft, Ranks
 from vescale_ckpt.adapters.names import ParameterNames
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
 from vescale_ckpt.adapters.stored_parameters import StoredParameters
@@ -11,7 +11,7 @@ from vescale_ckpt.adapters.stored_parameters import StoredParameters
 
 def finder(stored, state, **options):
     selector = Selector(RestoreOptions(**options))
-    draft = Draft(stored.tree, stored.tensors, selector, rank=0, same_content=None)
+    draft = Draft(stored.tree, stored.tensors, selector, ranks=Ranks(rank=0), same_content=None)
     return StoredParameters(draft, ParameterNames(state))
 
 
