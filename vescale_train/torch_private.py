@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["HashStore", "flatten_mesh", "on_backward_end", "root_mesh", "set_group_timeout"]
+__all__ = [
+    "HashStore",
+    "StridedShard",
+    "default_store",
+    "flatten_mesh",
+    "group_timeout",
+    "no_torch_function",
+    "on_backward_end",
+    "root_mesh",
+    "set_group_timeout",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+]
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
@@ -28,6 +46,18 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return mesh._get_root_mesh()
 
 
+def default_store() -> Store:
+    """Return the rendezvous store of the default process group."""
+    return _get_default_store()
+
+
+def group_timeout(group: ProcessGroup) -> timedelta:
+    """Return how long the collectives of a group may take."""
+    device = group._device_types[0]
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
 def set_group_timeout(group: ProcessGroup, timeout: timedelta) -> None:
     """Set how long the collectives of a group may take."""
     _set_pg_timeout(timeout, group)
@@ -35,4 +65,10 @@ def set_group_timeout(group: ProcessGroup, timeout: timedelta) -> None:
 
 def on_backward_end(callback: Callable[[], None]) -> None:
     """Call back once when the backward pass that is running has made all gradients; only valid inside of one."""
-    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+    Variable._execution_engine.queue_callback(callback)
+
+
+def no_torch_function() -> AbstractContextManager[None]:
+    """Return a context in which torch's functions are seen by no mode."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
