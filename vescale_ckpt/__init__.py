@@ -4,6 +4,7 @@ from vescale_ckpt.checkpointer import Checkpointer, load, save
 from vescale_ckpt.collecting.gc import GcReport
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.interop.foreign.detect import open_foreign
 from vescale_ckpt.loading.loader import LoadReport
 from vescale_ckpt.retention import RetentionPolicy
 from vescale_ckpt.saving.exits import finish_on_sigterm
@@ -32,6 +33,7 @@ __all__ = [
     "Store",
     "finish_on_sigterm",
     "load",
+    "open_foreign",
     "open_store",
     "save",
 ]

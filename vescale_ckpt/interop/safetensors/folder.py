@@ -83,7 +83,7 @@ def open_hf(path: str | os.PathLike[str]) -> HfFolder:
             index = _read_index(path / INDEX_NAME)
             return _open_files(path, list(dict.fromkeys(index.weight_map.values())), index)
         found = sorted(entry.name for entry in path.iterdir() if entry.name.endswith(SUFFIX))
-    if len(found) == 1 and not _ONE_OF_SEVERAL.search(found[0]):
+    if len(found) == 1 and not is_one_of_several(found[0]):
         return _open_files(path, found, None)
     which = f"it has {_some(found)} and no index that says which belong together" if found else "it has no such file"
     raise NotFoundError(
@@ -93,16 +93,32 @@ def open_hf(path: str | os.PathLike[str]) -> HfFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Index:
-    path: Path
+class Index:
+    """Which tensors an index puts into which file, and what else it says."""
+
+    what: str
+    """Where it was read, for messages."""
     weight_map: Mapping[str, str]
     metadata: Mapping[str, Any]
 
 
-def _read_index(path: Path) -> _Index:
+def is_one_of_several(name: str) -> bool:
+    """Return whether a file's name says that it is a part of a set."""
+    return bool(_ONE_OF_SEVERAL.search(name))
+
+
+def _read_index(path: Path) -> Index:
     with file_errors("read", path), path.open("rb") as file:
         text = file.read(MAX_HEADER_BYTES + 1)
-    what = str(path)
+    return parse_index(text, str(path))
+
+
+def parse_index(text: bytes, what: str) -> Index:
+    """Return what an index says; no file that it names is outside its folder.
+
+    Raises:
+        FormatError: it is no index, or names such a file.
+    """
     if len(text) > MAX_HEADER_BYTES:
         raise FormatError(f"cannot read {what}: it is larger than {MAX_HEADER_BYTES} bytes", path=what)
     index = decode_json(text, what, floats=True)
@@ -116,7 +132,7 @@ def _read_index(path: Path) -> _Index:
                 fqn=name,
             )
     metadata = index.get("metadata")
-    return _Index(path, weight_map, metadata if type(metadata) is dict else {})
+    return Index(what, weight_map, metadata if type(metadata) is dict else {})
 
 
 def _name_problem(name: Any) -> str:
@@ -128,7 +144,7 @@ def _name_problem(name: Any) -> str:
     return "" if name.endswith(SUFFIX) else f"which does not end in {SUFFIX}"
 
 
-def _open_files(path: Path, file_names: list[str], index: _Index | None) -> HfFolder:
+def _open_files(path: Path, file_names: list[str], index: Index | None) -> HfFolder:
     _refuse_missing(path, file_names)
     files: dict[str, tuple[str, ...]] = {}
     where: dict[str, str] = {}
@@ -144,9 +160,9 @@ def _open_files(path: Path, file_names: list[str], index: _Index | None) -> HfFo
                 )
             where[name] = file_name
     if index is not None:
-        _check_index(index, where)
-        metadata.append((str(index.path), index.metadata))
-    return HfFolder(path, files, _merge_ties(metadata, where))
+        check_index(index, where)
+        metadata.append((index.what, index.metadata))
+    return HfFolder(path, files, merge_ties(metadata, where))
 
 
 def _refuse_missing(path: Path, file_names: list[str]) -> None:
@@ -159,7 +175,16 @@ def _refuse_missing(path: Path, file_names: list[str]) -> None:
         )
 
 
-def _check_index(index: _Index, where: Mapping[str, str]) -> None:
+def check_index(index: Index, where: Mapping[str, str]) -> None:
+    """Refuse an index that disagrees with the files.
+
+    Args:
+        index: what it says.
+        where: tensor name -> file that holds it, as the headers say.
+
+    Raises:
+        FormatError: they disagree.
+    """
     elsewhere = [name for name, file_name in index.weight_map.items() if where.get(name) != file_name]
     unknown = [name for name in where if name not in index.weight_map]
     problems = []
@@ -168,10 +193,15 @@ def _check_index(index: _Index, where: Mapping[str, str]) -> None:
     if unknown:
         problems.append(f"the files hold {len(unknown)} tensors that it does not name ({_some(unknown)})")
     if problems:
-        raise FormatError(f"cannot import by {index.path}: {' and '.join(problems)}", path=str(index.path))
+        raise FormatError(f"cannot import by {index.what}: {' and '.join(problems)}", path=index.what)
 
 
-def _merge_ties(metadata: list[tuple[str, Mapping[str, Any]]], where: Mapping[str, str]) -> dict[str, str]:
+def merge_ties(metadata: list[tuple[str, Mapping[str, Any]]], where: Mapping[str, str]) -> dict[str, str]:
+    """Return ``{name left out: name stored}`` of several (file, its metadata).
+
+    Raises:
+        FormatError: they contradict each other.
+    """
     ties: dict[str, str] = {}
     for what, entries in metadata:
         for name, stored in decode_ties(entries, where, what).items():
