@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from vescale_ckpt.errors import ConfigError, InternalError, InvalidInputError, LayoutError, StateError, VeScaleError
+from vescale_ckpt.errors import (
+    ConfigError,
+    InternalError,
+    InvalidInputError,
+    LayoutError,
+    RankFailureError,
+    StateError,
+    VeScaleError,
+)
 
 __all__ = [
     "ConfigError",
@@ -10,6 +18,7 @@ __all__ = [
     "InvalidInputError",
     "LayoutError",
     "PlanError",
+    "RankFailureError",
     "StateError",
     "VeScaleError",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "HashStore",
@@ -29,6 +30,7 @@ __all__ = [
     "on_backward_end",
     "root_mesh",
     "set_group_timeout",
+    "set_local",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -44,6 +46,11 @@ def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh that this one was sliced from, or itself."""
     return mesh._get_root_mesh()
+
+
+def set_local(tensor: DTensor, local: torch.Tensor) -> None:
+    """Make a ``DTensor`` live in other memory of the same local shape, stride and dtype."""
+    tensor._local_tensor = local
 
 
 def default_store() -> Store:
