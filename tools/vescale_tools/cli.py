@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "ls": "list runs, or the snapshots of a run",
     "show": "show what a snapshot holds, without reading any tensor",
     "cat": "print a value, or a slice of a tensor",
+    "diff": "compare two checkpoints: names, shapes, dtypes and values",
     "du": "show what runs, snapshots and tensors take, and what sharing saved",
     "verify": "read everything and compare it with its digests",
     "export": "write a snapshot's tensors as safetensors",
