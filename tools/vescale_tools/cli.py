@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "show": "show what a snapshot holds, without reading any tensor",
     "cat": "print a value, or a slice of a tensor",
     "diff": "compare two checkpoints: names, shapes, dtypes and values",
+    "explain": "show which rank of a mesh would read what of a snapshot",
     "du": "show what runs, snapshots and tensors take, and what sharing saved",
     "verify": "read everything and compare it with its digests",
     "export": "write a snapshot's tensors as safetensors",
