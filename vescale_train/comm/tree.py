@@ -1,8 +1,8 @@
 """One fixed binary tree of additions over the units of a step, whoever holds them.
 
 The tree over ``num_units`` units pairs neighbours, then neighbouring pairs, and carries an odd one up. A rank that
-holds a contiguous range of units adds up the subtrees inside its range and no others, so that the additions made are the
-same for every way to share the units out, and so are the bits.
+holds a contiguous range of units adds up the subtrees inside its range and no others, so that the additions made are
+the same for every way to share the units out, and so are the bits.
 """
 
 from __future__ import annotations

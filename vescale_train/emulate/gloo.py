@@ -58,7 +58,7 @@ def all_reduce(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-    """Return what gloo's ``reduce_scatter_single`` (a single tensor) with a sum leaves on ``rank``: its slice along dim 0.
+    """Return what gloo's ``reduce_scatter_single`` with a sum leaves on ``rank``: its slice along dim 0.
 
     Raises:
         InvalidInputError: the tensors do not fit together, or dim 0 does not divide by the number of ranks.
