@@ -26,7 +26,8 @@ EXTRA_STATE = "_extra_state"
 """torch's name of what ``get_extra_state`` returns."""
 
 # (module that defines the class, class, attribute that holds the wrapped module). The classes are looked up among the
-# modules already imported: nobody has an instance of a class that was never imported, and importing them is slow.
+# modules already imported: nobody has an instance of a class that was never imported, and importing them is slow. Any
+# other class says the same by its attribute ``checkpoint_wraps``.
 _WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
     ("torch.nn.parallel", "DistributedDataParallel", "module"),
@@ -95,12 +96,18 @@ def unwrap(module: nn.Module) -> nn.Module:
                 f"cannot name the parameters of {type(module).__name__}: FSDP1 keeps them in flat buffers; "
                 f"use FSDP2 (torch.distributed.fsdp.fully_shard)"
             )
-        for where, name, attribute in _WRAPPERS:
-            if is_instance_of(module, where, name):
-                module = getattr(module, attribute)
-                break
-        else:
+        attribute = _wraps(module)
+        if attribute is None:
             return module
+        module = getattr(module, attribute)
+
+
+def _wraps(module: nn.Module) -> str | None:
+    """Return the attribute that holds what a module wraps, None if it is no wrapper; a class may say it by itself."""
+    for where, name, attribute in _WRAPPERS:
+        if is_instance_of(module, where, name):
+            return attribute
+    return getattr(type(module), "checkpoint_wraps", None)
 
 
 def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | ModuleExtra]:

@@ -13,17 +13,20 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from vescale_ckpt.adapters.capture import refuse_unnameable
+from vescale_ckpt.adapters.cut_optimizer import CutOptimizer, plain_optimizer
 from vescale_ckpt.adapters.draft import Draft, Maker, Phase, missing
 from vescale_ckpt.adapters.groups import KEYS_LEFT_OUT, StoredGroup, is_switched, match_groups, parse_group
 from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder
 from vescale_ckpt.adapters.stored_parameters import StoredParameter, StoredParameters
-from vescale_ckpt.state.dtypes import dtype_name
+from vescale_ckpt.state.dtypes import dtype_from_name, dtype_name
+from vescale_ckpt.state.sharded_view import ShardedView
 from vescale_ckpt.state.tree import DictNode, Key, ListNode, Node, Path, TensorNode, fqn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from vescale_ckpt.adapters.names import ParameterNames
+    from vescale_ckpt.format.records import TensorRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class OptimizerRestorer:
     def _refuse_other_kind(self, site: _Site, index: int, match: StoredGroup) -> None:
         """Note a snapshot of another kind of optimizer; switches come and go with versions of torch, numbers do not."""
         own: dict[str, Any] = site.optimizer.defaults
+        kind = type(plain_optimizer(site.optimizer)).__name__
         lacks = [
             key
             for key, value in own.items()
@@ -178,9 +182,9 @@ class OptimizerRestorer:
         ]
         if lacks:
             self._draft.problems.append(
-                f"'{site.name('param_groups', index)}': the target's {type(site.optimizer).__name__} has "
-                f"{', '.join(lacks)}, the snapshot has not, it is of another kind of optimizer; use that kind, or "
-                f"keep the target's with ignore=({site.name('param_groups', '*', lacks[0])!r},)"
+                f"'{site.name('param_groups', index)}': the target's {kind} has {', '.join(lacks)}, the snapshot has "
+                f"not, it is of another kind of optimizer; use that kind, or keep the target's "
+                f"with ignore=({site.name('param_groups', '*', lacks[0])!r},)"
             )
 
     def _parameter_state(self, site: _Site, group: StoredGroup, parameter: StoredParameter) -> None:
@@ -207,7 +211,7 @@ class OptimizerRestorer:
         state: dict[Any, Any] = site.optimizer.state
         existing: dict[Any, Any] = state.get(parameter.tensor) or {}
         self._refuse_partial(site, parameter, place, node, existing)
-        made = self._entries(existing, node, place, parameter)
+        made = self._entries(existing, node, place, parameter, site.optimizer)
         dropped = [str(key) for key in existing if key not in made]
         if dropped:
             self._draft.notes.append(f"'{fqn(path)}': not stored, dropped from the target: {', '.join(dropped)}")
@@ -218,7 +222,12 @@ class OptimizerRestorer:
         self._draft.later(Phase.OPTIMIZERS, install)
 
     def _entries(
-        self, existing: dict[Any, Any], node: DictNode, place: _Place, parameter: StoredParameter
+        self,
+        existing: dict[Any, Any],
+        node: DictNode,
+        place: _Place,
+        parameter: StoredParameter,
+        optimizer: torch.optim.Optimizer,
     ) -> dict[Key, Maker]:
         """Plan what one parameter's state will be: what is stored, and what is to stay as it is."""
         takes = self._draft.selector.takes
@@ -226,7 +235,7 @@ class OptimizerRestorer:
         for key, child in node.items:
             below = place.below(key)
             if takes(fqn(below.path)):
-                made[key] = self._entry(existing.get(key, NOTHING), child, below, parameter)
+                made[key] = self._entry(existing.get(key, NOTHING), child, below, parameter, optimizer)
             else:
                 self._draft.taken.add_below(below.stored, child)
         return made
@@ -241,7 +250,9 @@ class OptimizerRestorer:
 
             self._draft.later(Phase.OPTIMIZERS, clear)
 
-    def _entry(self, existing: Any, node: Node, place: _Place, parameter: StoredParameter) -> Maker:
+    def _entry(
+        self, existing: Any, node: Node, place: _Place, parameter: StoredParameter, optimizer: torch.optim.Optimizer
+    ) -> Maker:
         """Plan one value of a parameter's state: in the memory it has, or in memory made like the parameter's."""
         if not isinstance(node, TensorNode):
             inner = Rebuilder(self._draft, device=parameter.tensor.device)
@@ -250,10 +261,11 @@ class OptimizerRestorer:
         shape = tuple(record.shape)
         counts_steps = place.path[-1] == "step" and shape == ()
         device = torch.device("cpu") if counts_steps and not place.group.steps_on_device else tensor.device
-        is_there = isinstance(existing, torch.Tensor) and tuple(existing.shape) == shape
-        if is_there and (not counts_steps or existing.device == device):
-            self._draft.fill(existing, place.stored, place.path)
-            return lambda: existing
+        is_there = _fits(existing, shape) and (not counts_steps or existing.device == device)
+        memory = existing if is_there else None if counts_steps else _new_part(optimizer, tensor, record)
+        if memory is not None:
+            self._draft.fill(memory, place.stored, place.path)
+            return lambda: memory
         if shape == parameter.shape != tuple(tensor.shape):
             self._draft.taken.add(place.stored)
             self._draft.problems.append(
@@ -286,8 +298,8 @@ class OptimizerRestorer:
         has = {key for key, _ in node.items}
         expected: set[Any] = set()
         if not is_switched(place.group, site.optimizer):
-            expected = {key for key, value in existing.items() if isinstance(value, torch.Tensor)}
-        if type(site.optimizer).__module__.startswith("torch.optim"):
+            expected = {key for key, value in existing.items() if isinstance(value, torch.Tensor | ShardedView)}
+        if type(plain_optimizer(site.optimizer)).__module__.startswith("torch.optim"):
             # torch's own keep the same for all parameters of a group; Adafactor tells matrices from vectors
             expected = expected | self._keys_in_group(site, place.group)[parameter.tensor.ndim > 1]
         lacks = sorted(str(key) for key in expected - has if self._draft.selector.takes(fqn((*place.path, key))))
@@ -324,6 +336,20 @@ class OptimizerRestorer:
             if is_ours and self._draft.selector.takes(fqn(path)):
                 maker = self._rebuild.make(state.get(key, NOTHING), node, (*site.stored, "state", key), path)
                 self._draft.later(Phase.OPTIMIZERS, _installer(state, key, maker))
+
+
+def _fits(existing: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a value of the target's has memory for a stored one of this shape."""
+    if isinstance(existing, ShardedView):
+        return existing.global_shape == shape
+    return isinstance(existing, torch.Tensor) and tuple(existing.shape) == shape
+
+
+def _new_part(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, record: TensorRecord) -> ShardedView | None:
+    """Return memory for what an optimizer keeps of a state as large as its parameter, None if it keeps all of it."""
+    if not isinstance(optimizer, CutOptimizer) or tuple(record.shape) != tuple(tensor.shape):
+        return None
+    return optimizer.new_state(tensor, dtype_from_name(record.dtype))
 
 
 def _constant(value: Any) -> Maker:
