@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +48,16 @@ class _Lay:
     def __deepcopy__(self, memo: dict[int, Any]) -> _Lay:
         return self
 
-    def inputs(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Lay out positional and keyword arguments."""
         with no_torch_function():
             if not isinstance(self.edge, tuple):
                 return args, {**kwargs, **self._named(kwargs)}
             if len(args) >= len(self.edge) or not kwargs:
                 return tuple(self._positional(args)), kwargs
-            # callers may name what the plan counts: take keywords in the order in which forward declares them
-            names = list(kwargs)[: len(self.edge) - len(args)]
+            # callers may name what the plan counts: what a position is called stands in the signature of forward
+            declared = list(inspect.signature(module.forward).parameters)[len(args) : len(self.edge)]
+            names = [name for name in declared if name in kwargs]
             values = self._positional((*args, *(kwargs[name] for name in names)))
             return tuple(values[: len(args)]), {**kwargs, **dict(zip(names, values[len(args) :], strict=True))}
 

@@ -49,6 +49,9 @@ _QUESTIONS = frozenset(
 """Functions that ask about a tensor, or about its graph, and that DTensor answers for the whole of it."""
 
 
+_RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "contiguous"})
+"""Functions of which the terms of a sum may be arguments: the sum can wait until the plan says who wants it."""
+
 _NO_RULE = (NotImplementedError, RuntimeError, IndexError, ValueError, AssertionError)
 """What torch raises where it has no rule for parts, or one that an uneven shard does not fit. A fault of the
 caller is raised again, in plain words, when the function runs whole."""
@@ -89,20 +92,19 @@ class Region(TorchFunctionMode):
     ) -> Any:
         """Run ``func`` by its own rule if it has one, else by the general one."""
         kwargs = kwargs or {}
-        found = list(dtensors_in(args, kwargs))
-        if not found or _asks(func):
+        if _asks(func) or not any(True for _ in dtensors_in(args, kwargs)):
             return func(*args, **kwargs)
         rule = self._rules.get(func)
-        if rule is not None:
-            done = rule(self.mesh, *args, **kwargs)
-            if done is not NotImplemented:
-                return mapped(_plain_if_whole, done)
-        if any(is_partial(one) for one in found):
+        done = NotImplemented if rule is None else rule(self.mesh, *args, **kwargs)
+        return self._general(func, args, kwargs) if done is NotImplemented else mapped(_plain_if_whole, done)
+
+    def _general(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Sum what ranks hold terms of; then run on parts if there are any, and otherwise as on one device."""
+        if getattr(func, "__name__", "") not in _RESHAPES:
             args, kwargs = mapped(_summed, args), mapped(_summed, kwargs)
-            found = list(dtensors_in(args, kwargs))
         if _writes(func, kwargs):
             return self._write(func, args, kwargs)
-        if all(is_replicated(one) for one in found):
+        if all(is_replicated(one) for one in dtensors_in(args, kwargs)):
             return func(*mapped(plain, args), **mapped(plain, kwargs))
         return self._compute(func, args, kwargs)
 
@@ -113,7 +115,8 @@ class Region(TorchFunctionMode):
         except _NO_RULE:
             self.whole_runs[getattr(func, "__name__", repr(func))] += 1
             return func(*mapped(plain, args), **mapped(plain, kwargs))
-        return mapped(_plain_if_whole, mapped(_summed, done))
+        reshaped = any(is_partial(one) for one in dtensors_in(args))
+        return mapped(_plain_if_whole, done if reshaped else mapped(_summed, done))
 
     def _write(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that writes into its first argument, which stays what it is."""

@@ -1,0 +1,6 @@
+"""Plans and layouts that nobody had to write: proposed from a model's structure, with reasons; overrides win."""
+
+from vescale_train.planner.families import FAMILIES, Family
+from vescale_train.planner.propose import explain, propose
+
+__all__ = ["FAMILIES", "Family", "explain", "propose"]
