@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from vescale_train.ddp.collectives import group_size
 from vescale_train.ddp.group import data_group
 from vescale_train.ddp.layout import plan_buckets
 from vescale_train.ddp.local import like_parameter, local_gradient, local_of
+from vescale_train.ddp.options import DDPOptions
 from vescale_train.errors import ConfigError, InternalError, StateError
 from vescale_train.torch_private import on_backward_end
 
@@ -27,24 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DDPOptions:
-    """What is seldom set."""
-
-    exact: bool = False
-    """Sum the gradients of all micro-batches of a step in one fixed order, whatever the number of ranks. Each backward
-    pass is a micro-batch; of those of a step a rank makes a contiguous range, in order. Nothing overlaps then."""
-    mean_over: Literal["ranks", "passes", "nothing"] | None = None
-    """What the sum is divided by: the number of ranks (for losses that are divided by the number of passes already, as
-    for torch's DDP), the number of backward passes of all ranks, or 1. By default ranks, in exact mode passes."""
-    shard_gradients: bool = False
-    """With a distributed optimizer, keep only this rank's share of a reduced bucket (ZeRO-2)."""
-    find_unused: bool = True
-    """Tell parameters that no rank used from others, by one small collective a step; else their gradient is 0."""
-    check_parameters: bool = True
-    """Refuse parameters that differ between ranks at the start."""
 
 
 @dataclass(slots=True)
@@ -97,7 +80,7 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         options = options or DDPOptions()
-        _check_options(options, use_distributed_optimizer)
+        options.check(is_sharded=use_distributed_optimizer)
         self.module = module
         self.group = data_group(mesh)
         self.options = options
@@ -267,16 +250,6 @@ class DistributedDataParallel(nn.Module):
                 f"{len(thawed)} parameters require a gradient now that did not when data parallelism was set up "
                 f"({', '.join(thawed[:5])}); their gradients would not be summed; set it up again"
             )
-
-
-def _check_options(options: DDPOptions, is_sharded: bool) -> None:
-    if options.shard_gradients and not is_sharded:
-        raise ConfigError("shard_gradients needs use_distributed_optimizer=True: a plain optimizer wants whole ones")
-    if options.exact and options.mean_over == "ranks":
-        raise ConfigError(
-            "exact mode cannot take the mean over ranks: the losses would have to be divided by the number of passes "
-            "of each rank, which depends on their number; use mean_over='passes' and do not divide the losses"
-        )
 
 
 def _make_buckets(

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from vescale_train.errors import ConfigError
-from vescale_train.torch_private import flatten_mesh
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-DATA_AXES = ("dp", "fsdp")
-"""Mesh axes along which ranks see different data."""
+from vescale_train.mesh import batch_group
 
 
 def data_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -33,18 +24,5 @@ def data_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup
         return mesh
     if mesh.ndim == 1:
         return mesh.get_group()
-    names = mesh.mesh_dim_names
-    if names is None:
-        raise ConfigError(
-            f"cannot tell the data-parallel axis of a mesh of shape {tuple(mesh.shape)} without names; pass its slice, "
-            f"or name the axes with mesh_dim_names"
-        )
-    return _group_of(mesh, [axis for axis in DATA_AXES if axis in names])
-
-
-def _group_of(mesh: DeviceMesh, axes: Sequence[str]) -> dist.ProcessGroup | None:
-    if not axes:
-        return None
-    if len(axes) == 1:
-        return mesh[axes[0]].get_group()
-    return flatten_mesh(mesh[tuple(axes)], "_".join(axes)).get_group()
+    found = batch_group(mesh)
+    return None if found is None else found.get_group()
