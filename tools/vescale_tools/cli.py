@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "prune": "remove the snapshots of runs that a rule does not keep",
     "gc": "collect what no snapshot and no tag needs",
     "repack": "rewrite packs that are mostly not needed, then collect",
+    "mirror": "make the snapshots of a store be in another one too",
     "completion": "print a script that completes this command line in a shell",
 }
 """Command -> what it does; its module is ``cmd_<command>``."""
