@@ -76,6 +76,10 @@ class Background:
             self._thread.join()
             self._thread = None
 
+    def let_go(self) -> None:
+        """Let the thread end after the jobs that it has, without waiting for it."""
+        self._jobs.put(None)
+
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:

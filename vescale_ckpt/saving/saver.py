@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -55,6 +56,8 @@ class Saver:
         self._options = options
         self._cache = PlanCache()
         self._background = Background(store, run, group, options, retention)
+        # A saver that nobody closed takes its thread and its buffers with it.
+        weakref.finalize(self, self._background.let_go).atexit = False
         self._handles: list[SaveHandle] = []
         self._opened = False
         self._pid = os.getpid()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 import time
 import uuid
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from tests.distributed.threads import all_well, run_ranks
+from vescale_ckpt.coordinate.group import SoloGroup
 from vescale_ckpt.errors import (
     ConflictError,
     CorruptionError,
@@ -551,3 +554,18 @@ def test_errors_keep_their_class_whatever_went_wrong_in_the_background():
 
         (outcome,) = run_ranks(1, body)
         assert outcome is error
+
+
+def test_a_saver_that_nobody_closed_takes_its_thread_with_it():
+    def threads():
+        return {thread for thread in threading.enumerate() if thread.name == "vescale-save"}
+
+    before = threads()
+    dropped = saver(storage(), SoloGroup())
+    handle = save(dropped, 1, {"weight": torch.arange(8.0)}, blocking=False)
+    (thread,) = threads() - before
+    del dropped
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert handle.result().step == 1  # what was under way was finished
