@@ -51,9 +51,9 @@ def apply(
     if is_attached(model):
         raise StateError(f"cannot parallelize this {type(model).__name__} again: it is parallel already")
     plan = Plan.of(plan)
-    resolved = resolve(plan, Names.of(model))
-    resolved.report.raise_problems(allow)
     tensor_axis = axis(mesh, "tp")
+    resolved = resolve(plan, Names.of(model), 1 if tensor_axis is None else tensor_axis.size())
+    resolved.report.raise_problems(allow)
     if tensor_axis is not None:
         distribute_parameters(model, tensor_axis, resolved.parameters)
         if not exact:

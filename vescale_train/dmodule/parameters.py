@@ -64,7 +64,7 @@ def _distributed(name: str, parameter: nn.Parameter, mesh: DeviceMesh, placement
     made = nn.Parameter(cut, requires_grad=parameter.requires_grad)
     made.__dict__.update(parameter.__dict__)
     if made.requires_grad:
-        made.register_hook(partial(settle_gradient, placements))  # type: ignore[no-untyped-call]
+        made.register_hook(partial(settle_gradient, cut.placements))  # type: ignore[no-untyped-call]
     return made
 
 

@@ -1,6 +1,8 @@
 """Plans: data that says how a model is cut, matched strictly against the model's names and checked before any step."""
 
+from vescale_train.plan.check import check
 from vescale_train.plan.data import Edge, Placements, Plan
+from vescale_train.plan.estimate import Estimate, estimate
 from vescale_train.plan.names import Names
 from vescale_train.plan.placement import Interleaved, Partial, Placement, Replicate, Shard
 from vescale_train.plan.report import KeyReport, Problem, Report
@@ -9,6 +11,7 @@ from vescale_train.plan.write import content_hash, from_json, shown, to_json
 
 __all__ = [
     "Edge",
+    "Estimate",
     "Interleaved",
     "KeyReport",
     "Names",
@@ -21,7 +24,9 @@ __all__ = [
     "Report",
     "Resolved",
     "Shard",
+    "check",
     "content_hash",
+    "estimate",
     "from_json",
     "resolve",
     "shown",

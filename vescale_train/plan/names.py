@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from torch import nn
 
 EDGES = ("input", "output")
 
@@ -24,6 +25,11 @@ class Names:
     tied: Mapping[str, str]
     """Name of a parameter -> the first name of the same parameter; itself where it is not tied."""
 
+    takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Module -> the arguments of its forward; without the modules whose forward takes any."""
+    inputs_dims: Mapping[str, int] = field(default_factory=dict)
+    """Matrix of a linear layer or an embedding -> the dim that what it maps from lies along."""
+
     @classmethod
     def of(cls, model: nn.Module) -> Names:
         """Return the names of a model."""
@@ -33,10 +39,31 @@ class Names:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             shapes[name] = tuple(parameter.shape)
             tied[name] = first.setdefault(id(parameter), name)
-        modules = tuple(name for name, _ in model.named_modules(remove_duplicate=False))
-        return cls(modules=modules, shapes=shapes, tied=tied)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        takes = {name: arguments for name, module in modules.items() if (arguments := _arguments(module)) is not None}
+        dims = {
+            f"{name}.weight" if name else "weight": dim
+            for name, module in modules.items()
+            if (dim := _inputs_dim(module)) is not None
+        }
+        return cls(modules=tuple(modules), shapes=shapes, tied=tied, takes=takes, inputs_dims=dims)
 
     def edges(self) -> tuple[str, ...]:
         """Return every name that a key of the forward part can match."""
         at_modules = (f"{name}.{edge}" if name else edge for name in self.modules for edge in EDGES)
         return (*at_modules, *self.shapes)
+
+
+def _arguments(module: nn.Module) -> tuple[str, ...] | None:
+    """Return the names that a module's forward takes, or None if it takes any."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(one.kind in {one.VAR_POSITIONAL, one.VAR_KEYWORD} for one in parameters):
+        return None
+    return tuple(one.name for one in parameters)
+
+
+def _inputs_dim(module: nn.Module) -> int | None:
+    if isinstance(module, nn.Linear):
+        return 1
+    is_conv1d = type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # Hugging Face's, [inputs, outputs]
+    return 0 if is_conv1d or isinstance(module, nn.Embedding) else None

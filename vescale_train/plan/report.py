@@ -33,7 +33,7 @@ class Problem:
     """One thing that is wrong with a plan."""
 
     kind: str
-    """One of unmatched, shadowed, ambiguous, tied, regex, placement, shape."""
+    """One of unmatched, shadowed, ambiguous, tied, regex, placement, shape, edge."""
     text: str
     """What was found, where, and what to do."""
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vescale_train.plan.check import check
 from vescale_train.plan.report import KeyReport, Problem, Report
 from vescale_train.plan.write import shown
 
@@ -29,8 +30,14 @@ class Resolved:
     report: Report
 
 
-def resolve(plan: Plan, names: Names) -> Resolved:
-    """Return what the plan says of each name, with a report; raises nothing, ``report.raise_problems`` does."""
+def resolve(plan: Plan, names: Names, num_ranks: int | None = None) -> Resolved:
+    """Return what the plan says of each name, with a report; raises nothing, ``report.raise_problems`` does.
+
+    Args:
+        plan: with regexes.
+        names: what they may match.
+        num_ranks: how many ranks the axis has; given, shapes and edges are checked too.
+    """
     parameters = _Part("parameter", tuple(names.shapes))
     edges = _Part("forward", names.edges())
     layer: Plan | None = plan
@@ -42,10 +49,11 @@ def resolve(plan: Plan, names: Names) -> Resolved:
         parameters.take(layer.parameter)
         edges.take(layer.forward)
     placed, tie_problems = _by_first_name(parameters.told, names)
+    checked = () if num_ranks is None else check(placed, edges.told, names, num_ranks)
     report = Report(
         keys=(*parameters.keys, *edges.keys),
         replicated=tuple(name for name in names.shapes if names.tied[name] not in placed),
-        problems=(*parameters.problems, *tie_problems, *edges.problems),
+        problems=(*parameters.problems, *tie_problems, *edges.problems, *checked),
     )
     return Resolved(parameters=placed, edges=edges.told, report=report)
 
