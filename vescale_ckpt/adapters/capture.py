@@ -156,7 +156,7 @@ class _Capturer:
                     f"cannot store '{fqn(path)}': two of its tensors have the name '{item.name}' once wrappers are "
                     f"taken off; rename one"
                 )
-            value = item.tensor if isinstance(item, ModuleTensor) else item.module.get_extra_state()
+            value = item.value if isinstance(item, ModuleTensor) else item.module.get_extra_state()
             items[item.name] = self.visit(value, (*path, item.name))
         return DictNode(tuple(items.items()), union=True)
 
@@ -165,8 +165,11 @@ class _Capturer:
         names = self._names.of_optimizer(optimizer, path)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         # .get: asking a defaultdict would make the state that is legitimately absent
-        named = [(names[id(p)], found) for p in parameters if (found := optimizer.state.get(p))]
-        state: dict[Any, Node] = {name: self._union((*path, "state", name), found.items()) for name, found in named}
+        named = [(names[id(p)], p, found) for p in parameters if (found := optimizer.state.get(p))]
+        state: dict[Any, Node] = {
+            name: self._union((*path, "state", name), self._state_of(parameter, found))
+            for name, parameter, found in named
+        }
         kept: dict[Any, Any] = optimizer.state
         for key, value in kept.items():
             if not isinstance(key, torch.Tensor):
@@ -178,6 +181,12 @@ class _Capturer:
             for index, group in enumerate(optimizer.param_groups)
         )
         return DictNode((("state", DictNode(tuple(state.items()), union=True)), ("param_groups", ListNode(groups))))
+
+    def _state_of(self, parameter: torch.Tensor, state: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+        """Yield what an optimizer keeps for a parameter; what is as large as a flattened one is flattened like it."""
+        flat = self._names.flat(parameter)
+        for key, value in state.items():
+            yield key, flat.view_of(value) if flat is not None and flat.fits(value) else value
 
     def _group(self, group: dict[str, Any], names: dict[int, str], path: Path) -> Node:
         params = names_node(names[id(parameter)] for parameter in group["params"])

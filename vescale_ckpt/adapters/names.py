@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vescale_ckpt.adapters import fsdp1
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.state.per_rank import PerRank
 from vescale_ckpt.state.tree import DictNode, ListNode, Node, ValueNode, fqn
@@ -20,6 +21,8 @@ from vescale_ckpt.state.tree import DictNode, ListNode, Node, ValueNode, fqn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vescale_ckpt.adapters.fsdp1 import FlatRange
+    from vescale_ckpt.state.sharded_view import ShardedView
     from vescale_ckpt.state.tree import Path
 
 EXTRA_STATE = "_extra_state"
@@ -61,6 +64,13 @@ class ModuleTensor:
 
     name: str
     tensor: torch.Tensor
+    flat: FlatRange | None = None
+    """Which elements of the parameter ``tensor`` is, flattened; None where it is what it seems."""
+
+    @property
+    def value(self) -> torch.Tensor | ShardedView:
+        """What is to be saved or filled under the name."""
+        return self.tensor if self.flat is None else self.flat.view_of(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +94,23 @@ def as_module(value: Any) -> nn.Module | None:
     return value if isinstance(value, nn.Module) else None
 
 
-def unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module, flat: dict[int, FlatRange] | None = None) -> nn.Module:
     """Return the user's module inside any number of wrappers.
 
+    Args:
+        module: the outermost wrapper, or the module itself.
+        flat: gets what this rank has of each parameter (by id) that one of the wrappers flattened.
+
     Raises:
-        InvalidInputError: it is wrapped by FSDP1, whose flat parameters have no names of their own.
+        InvalidInputError: it is wrapped by FSDP1 in a way that leaves parameters without names.
     """
     while True:
         if is_instance_of(module, "torch.distributed.fsdp", "FullyShardedDataParallel"):
-            raise InvalidInputError(
-                f"cannot name the parameters of {type(module).__name__}: FSDP1 keeps them in flat buffers; "
-                f"use FSDP2 (torch.distributed.fsdp.fully_shard)"
-            )
+            inner = fsdp1.settle(module)
+            if flat is not None:
+                flat |= fsdp1.flat_ranges(module)
+            module = inner
+            continue
         attribute = _wraps(module)
         if attribute is None:
             return module
@@ -110,22 +125,30 @@ def _wraps(module: nn.Module) -> str | None:
     return getattr(type(module), "checkpoint_wraps", None)
 
 
-def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | ModuleExtra]:
+def walk_module(
+    module: nn.Module, prefix: str = "", flat: dict[int, FlatRange] | None = None
+) -> Iterator[ModuleTensor | ModuleExtra]:
     """Yield every parameter, persistent buffer and extra state below ``module``, in ``state_dict``'s order.
 
-    A shared tensor or submodule comes once for each of its names. FSDP2 modules are brought into their sharded form
+    A shared tensor or submodule comes once for each of its names. FSDP modules are brought into their sharded form
     first: after a forward without a backward some parameters are still gathered.
 
+    Args:
+        module: where to begin.
+        prefix: of all names.
+        flat: what a module above has flattened of the parameters below it.
+
     Raises:
-        InvalidInputError: FSDP1, or a module that writes keys of its own which this walk would lose.
+        InvalidInputError: FSDP1 without names, or a module that writes keys of its own which this walk would lose.
     """
-    module = unwrap(module)
+    flat = dict(flat or {})
+    module = unwrap(module, flat)
     if is_instance_of(module, "torch.distributed.fsdp", "FSDPModule"):
         module.reshard()  # type: ignore[operator]
     _refuse_private_keys(module, prefix)
     for name, parameter in module._parameters.items():  # noqa: SLF001 - named_parameters strips and hides
         if parameter is not None:
-            yield ModuleTensor(prefix + name, parameter)
+            yield ModuleTensor(prefix + name, parameter, flat.get(id(parameter)))
     for name, buffer in module._buffers.items():  # noqa: SLF001
         if buffer is not None and name not in module._non_persistent_buffers_set:  # noqa: SLF001
             yield ModuleTensor(prefix + name, buffer)
@@ -133,7 +156,7 @@ def walk_module(module: nn.Module, prefix: str = "") -> Iterator[ModuleTensor | 
         yield ModuleExtra(prefix + EXTRA_STATE, module)
     for name, child in module._modules.items():  # noqa: SLF001
         if child is not None:
-            yield from walk_module(child, f"{prefix}{name}.")
+            yield from walk_module(child, f"{prefix}{name}.", flat)
 
 
 def find_modules(state: Any) -> Iterator[tuple[Path, nn.Module]]:
@@ -176,16 +199,23 @@ class ParameterNames:
 
     def __init__(self, state: Any) -> None:
         self._names: dict[int, list[ParameterName]] = {}
+        self._flat: dict[int, FlatRange] = {}
         self._alive: list[torch.Tensor] = []  # an id is only good while its object lives
         for path, module in find_modules(state):
             for item in walk_module(module):
                 if isinstance(item, ModuleTensor):
                     self._names.setdefault(id(item.tensor), []).append(ParameterName(path, item.name))
                     self._alive.append(item.tensor)
+                    if item.flat is not None:
+                        self._flat[id(item.tensor)] = item.flat
 
     def of(self, parameter: torch.Tensor) -> tuple[ParameterName, ...]:
         """Return every name of a parameter, first one first; none if no module in the state has it."""
         return tuple(self._names.get(id(parameter), ()))
+
+    def flat(self, parameter: torch.Tensor) -> FlatRange | None:
+        """Return which elements of a flattened parameter this one is, None where it is what it seems."""
+        return self._flat.get(id(parameter))
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer, path: Path) -> dict[int, str]:
         """Return the name of each of an optimizer's parameters, by id.

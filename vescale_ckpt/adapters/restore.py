@@ -208,7 +208,7 @@ class _Walk:
         below = dict(node.items)
         for item in walk_module(target):
             if isinstance(item, ModuleTensor):
-                self._child(item.tensor, below, item.name, stored, path)
+                self._child(item.value, below, item.name, stored, path)
             else:
                 self._child(_ExtraState(item.module), below, item.name, stored, path)
         return None

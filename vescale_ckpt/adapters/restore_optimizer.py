@@ -25,6 +25,7 @@ from vescale_ckpt.state.tree import DictNode, Key, ListNode, Node, Path, TensorN
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from vescale_ckpt.adapters.fsdp1 import FlatRange
     from vescale_ckpt.adapters.names import ParameterNames
     from vescale_ckpt.format.records import TensorRecord
 
@@ -208,6 +209,9 @@ class OptimizerRestorer:
         if not isinstance(node, DictNode):
             self._draft.problems.append(f"'{fqn(path)}': the snapshot has no dict here; it was saved otherwise")
             return
+        flat = self._names.flat(parameter.tensor)
+        if flat is not None and not flat.numel:
+            return  # those ranks have this state that have a part of the parameter
         state: dict[Any, Any] = site.optimizer.state
         existing: dict[Any, Any] = state.get(parameter.tensor) or {}
         self._refuse_partial(site, parameter, place, node, existing)
@@ -261,6 +265,9 @@ class OptimizerRestorer:
         shape = tuple(record.shape)
         counts_steps = place.path[-1] == "step" and shape == ()
         device = torch.device("cpu") if counts_steps and not place.group.steps_on_device else tensor.device
+        flat = self._names.flat(tensor)
+        if flat is not None and shape == flat.shape:
+            return self._flat_entry(existing, flat, tensor, place)
         is_there = _fits(existing, shape) and (not counts_steps or existing.device == device)
         memory = existing if is_there else None if counts_steps else _new_part(optimizer, tensor, record)
         if memory is not None:
@@ -283,6 +290,13 @@ class OptimizerRestorer:
         )
         return lambda: made
 
+    def _flat_entry(self, existing: Any, flat: FlatRange, tensor: torch.Tensor, place: _Place) -> Maker:
+        """Plan a value that is as large as a flattened parameter, of which this rank has a part."""
+        dtype = dtype_from_name(self._draft.record(place.stored).dtype)
+        made: Any = existing if flat.fits(existing) else torch.empty_like(tensor.detach(), dtype=dtype)
+        self._draft.fill(flat.view_of(made), place.stored, place.path)
+        return lambda: made
+
     def _cast(self, dtype: str, parameter: StoredParameter, path: Path) -> torch.dtype | None:
         """Return another dtype for state that has the stored parameter's, where casts are allowed: it follows it."""
         wanted = parameter.tensor.dtype
@@ -301,7 +315,7 @@ class OptimizerRestorer:
             expected = {key for key, value in existing.items() if isinstance(value, torch.Tensor | ShardedView)}
         if type(plain_optimizer(site.optimizer)).__module__.startswith("torch.optim"):
             # torch's own keep the same for all parameters of a group; Adafactor tells matrices from vectors
-            expected = expected | self._keys_in_group(site, place.group)[parameter.tensor.ndim > 1]
+            expected = expected | self._keys_in_group(site, place.group)[self._num_dims(parameter.tensor) > 1]
         lacks = sorted(str(key) for key in expected - has if self._draft.selector.takes(fqn((*place.path, key))))
         if lacks:
             self._draft.problems.append(
@@ -309,6 +323,10 @@ class OptimizerRestorer:
                 f"{', '.join(sorted(map(str, has)))}, but not {', '.join(lacks)}; leave that as it is in the target "
                 f"with ignore=({site.name('state', '*', lacks[0])!r},)"
             )
+
+    def _num_dims(self, tensor: torch.Tensor) -> int:
+        flat = self._names.flat(tensor)
+        return tensor.ndim if flat is None else len(flat.shape)
 
     def _keys_in_group(self, site: _Site, group: StoredGroup) -> dict[bool, set[Key]]:
         """Return what the stored states of a group's matrices (True) and of its other parameters hold, all together."""

@@ -267,7 +267,10 @@ def _hold_view(view: ShardedView, what: str) -> Held:
         for box, (_, local) in zip(view.boxes, view.pieces, strict=True)
         if box.volume
     )
-    return Held(view.dtype, view.global_shape, pieces, holding=Holding.SHARDED, identity=("object", id(view)))
+    # The same memory at the same places is the same tensor, whoever made the view.
+    memory = tuple((piece.box, _identity(piece.view)) for piece in pieces) or id(view)
+    identity = ("view", view.global_shape, memory)
+    return Held(view.dtype, view.global_shape, pieces, holding=Holding.SHARDED, identity=identity)
 
 
 def _hold_bytes(value: bytes | io.BytesIO, _: str) -> Held:

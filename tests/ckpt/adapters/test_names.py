@@ -92,13 +92,21 @@ def test_a_users_own_attribute_keeps_its_name():
     assert "module.weight" in names(torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)))
 
 
-def test_fsdp1_is_refused_with_a_way_out(fake_world):
+def test_fsdp1_has_the_names_of_what_it_wraps_or_is_refused(fake_world):
     from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: PLC0415
 
     fake_world(0, 2)
-    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    with pytest.raises(InvalidInputError, match="use FSDP2"):
-        names(nn.Sequential(model))
+    model, hides = (
+        FullyShardedDataParallel(nn.Linear(4, 3), device_id=torch.device("cpu"), use_orig_params=keeps)
+        for keeps in (True, False)
+    )
+    weight, bias = walk_module(nn.Sequential(model))
+    assert (weight.name, bias.name) == ("0.weight", "0.bias")
+    assert [item.flat.shape for item in (weight, bias)] == [(3, 4), (3,)]
+    assert (weight.flat.numel, weight.value.global_shape) == (8, (3, 4)), "half of 15 elements and one of padding"
+    assert ParameterNames({"m": model}).flat(model.weight) == weight.flat
+    with pytest.raises(InvalidInputError, match="use_orig_params=True"):
+        names(nn.Sequential(hides))
 
 
 def test_a_module_that_writes_keys_of_its_own_is_refused():
