@@ -130,12 +130,16 @@ def test_ctrl_c_cancels_the_coroutine_and_waits_for_its_end():
             await asyncio.sleep(0.1)
             cleaned.append(True)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to it
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(work())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(work())
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     assert cleaned == [True]
-    timer.join()
 
 
 def test_blocking_work_runs_on_threads_in_parallel():

@@ -166,9 +166,16 @@ def test_a_reader_that_leaves_is_no_crash(arguments, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A shell's background jobs are started deaf to it, and this test may be part of one."""
+
+
 def test_ctrl_c_ends_with_130():
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "ls", "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HEARS_CTRL_C + PROGRAM, "ls", "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
