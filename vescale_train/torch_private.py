@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from datetime import timedelta
 
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "HashStore",
     "StridedShard",
+    "all_submeshes",
     "default_store",
+    "dtensor_handlers",
     "flatten_mesh",
     "group_timeout",
+    "is_in_backward",
     "no_torch_function",
     "on_backward_end",
+    "replaced_kernels",
+    "replaced_truncated_normal",
     "root_mesh",
     "set_group_timeout",
     "set_local",
@@ -41,6 +48,11 @@ __all__ = [
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
     """Return the mesh of one axis that runs over all axes of ``mesh``; asked again, the same one."""
     return mesh._flatten(name)
+
+
+def all_submeshes(mesh: DeviceMesh, name: str) -> list[DeviceMesh]:
+    """Return every mesh along one axis, also those that this rank is not in."""
+    return mesh._get_all_submeshes(name)
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -79,3 +91,53 @@ def no_torch_function() -> AbstractContextManager[None]:
     """Return a context in which torch's functions are seen by no mode."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return context
+
+
+def is_in_backward() -> bool:
+    """Return whether this thread is inside of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
+    """Return the table of what is called for an operation of DTensors in place of torch's; it may be changed."""
+    handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
+    return handlers
+
+
+@contextmanager
+def replaced_kernels(kernels: Mapping[Any, Callable[..., Any]], device_type: str) -> Iterator[None]:
+    """Put kernels in the place of torch's for plain tensors of a device, for the time of the block.
+
+    A call that names a generator still goes to torch's kernel.
+    """
+    key = device_type.upper()
+    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced, which is what was asked for
+            for op, kernel in kernels.items():
+                library.impl(op, _unless_generator(kernel, torch.library.get_kernel(op, key), keyset), key)
+        yield
+    finally:
+        library._destroy()
+
+
+def _unless_generator(kernel: Callable[..., Any], stock: Any, keyset: Any) -> Callable[..., Any]:
+    def choose(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if generator is None:
+            return kernel(*args, **kwargs)
+        return stock.call_boxed(keyset, *args, generator=generator, **kwargs)
+
+    return choose
+
+
+@contextmanager
+def replaced_truncated_normal(fill: Callable[..., Any]) -> Iterator[None]:
+    """Let ``trunc_normal_`` of torch call ``fill(tensor, mean, std, a, b, generator=)`` inside the block."""
+    before = torch.nn.init._no_grad_trunc_normal_
+    torch.nn.init._no_grad_trunc_normal_ = fill
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = before

@@ -2,5 +2,15 @@
 
 from vescale_train.dmodule.apply import apply
 from vescale_train.dmodule.attached import Attached, attach, attached, is_attached
+from vescale_train.dmodule.vescale import DModule, is_dmodule, parallelize_module
 
-__all__ = ["Attached", "apply", "attach", "attached", "is_attached"]
+__all__ = [
+    "Attached",
+    "DModule",
+    "apply",
+    "attach",
+    "attached",
+    "is_attached",
+    "is_dmodule",
+    "parallelize_module",
+]

@@ -26,3 +26,8 @@ def current() -> DeviceMesh:
     if not _made:
         raise StateError("there is no mesh yet: call vescale_train.init(...) first")
     return _made[0]
+
+
+def is_made() -> bool:
+    """Return whether there is a current mesh."""
+    return bool(_made)

@@ -26,22 +26,23 @@ def names(mesh: DeviceMesh) -> tuple[str, ...]:
 def axis(mesh: DeviceMesh, *asked: str) -> DeviceMesh | None:
     """Return the part of the mesh along these axes, in the mesh's own order whatever the order asked, or None.
 
-    Axes that the mesh does not have are passed over; None if it has none of them.
+    Axes that the mesh does not have are passed over; None if it has none of them. Case does not count.
     """
-    there = tuple(name for name in names(mesh) if name in asked)
+    wanted = {name.lower() for name in asked}
+    there = tuple(name for name in names(mesh) if name.lower() in wanted)
     if not there:
         return None
     return mesh if there == mesh.mesh_dim_names else mesh[there]
 
 
 def size(mesh: DeviceMesh, name: str) -> int:
-    """Return how many ranks lie along an axis; 1 if the mesh does not have it."""
-    there = names(mesh)
-    return mesh.size(there.index(name)) if name in there else 1
+    """Return how many ranks lie along an axis; 1 if the mesh does not have it. Case does not count."""
+    there = [own.lower() for own in names(mesh)]
+    return mesh.size(there.index(name.lower())) if name.lower() in there else 1
 
 
 def coordinate(mesh: DeviceMesh) -> dict[str, int]:
-    """Return this rank's position along every axis of the mesh.
+    """Return this rank's position along every axis of the mesh, by the axis's name in lower case.
 
     Raises:
         ConfigError: if this rank is not in the mesh.
@@ -49,7 +50,7 @@ def coordinate(mesh: DeviceMesh) -> dict[str, int]:
     found = mesh.get_coordinate()
     if found is None:
         raise ConfigError(f"cannot say where this rank stands: it is not in {mesh}")
-    return dict(zip(names(mesh), found, strict=True))
+    return dict(zip((name.lower() for name in names(mesh)), found, strict=True))
 
 
 def batch_group(mesh: DeviceMesh) -> DeviceMesh | None:
@@ -66,7 +67,7 @@ def batch_group(mesh: DeviceMesh) -> DeviceMesh | None:
 
 def lookup_rank(mesh: DeviceMesh, name: str) -> int:
     """Return this rank's position along one axis; 0 if the mesh does not have it."""
-    return coordinate(mesh).get(name, 0)
+    return coordinate(mesh).get(name.lower(), 0)
 
 
 def whole(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,6 +1,7 @@
 """Plans and layouts that nobody had to write: proposed from a model's structure, with reasons; overrides win."""
 
+from vescale_train.planner.auto import auto_parallelize_module
 from vescale_train.planner.families import FAMILIES, Family
 from vescale_train.planner.propose import explain, propose
 
-__all__ = ["FAMILIES", "Family", "explain", "propose"]
+__all__ = ["FAMILIES", "Family", "auto_parallelize_module", "explain", "propose"]
