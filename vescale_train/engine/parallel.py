@@ -9,9 +9,9 @@ import torch.distributed as dist
 from vescale_train import dmodule
 from vescale_train.ddp import DDPOptions, DistributedDataParallel
 from vescale_train.errors import ConfigError
-from vescale_train.mesh import batch_group, size
+from vescale_train.mesh import batch_group
 from vescale_train.optim import BasicOptimizer, DistributedOptimizer
-from vescale_train.plan import Plan
+from vescale_train.planner import propose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from vescale_train.plan import Plan
 
 
 def optimizer(
@@ -82,7 +84,7 @@ def parallelize(
     Args:
         model: any ``nn.Module``; it stays unchanged but for its parameters.
         mesh: from ``init``.
-        plan: "auto" looks at the model and proposes one; nothing is planned where there is no tensor parallelism.
+        plan: "auto" looks at the model and proposes one (``planner.propose``).
         exact: give the bits of one device on every mesh.
         seed: of the model's random numbers.
         allow: kinds of problems of the plan that are no errors here.
@@ -91,11 +93,5 @@ def parallelize(
         PlanError: the plan does not fit the model.
         StateError: the model is parallel already.
     """
-    chosen = _proposed(model, mesh) if plan == "auto" else plan
+    chosen = propose(model, mesh) if plan == "auto" else plan
     return dmodule.apply(model, mesh, chosen, exact=exact, seed=seed, allow=allow)
-
-
-def _proposed(model: nn.Module, mesh: DeviceMesh) -> Plan:
-    if size(mesh, "tp") == 1:
-        return Plan()
-    raise ConfigError(f"cannot propose a plan for {type(model).__name__}: pass one")

@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.launch import launch
 
 pytestmark = pytest.mark.distributed
-DROPOUT = 0.0
+DROPOUT = 0.1
 SOURCES = ("dp=1 zero 0 exact", "dp=2,tp=2 zero 1 exact", "dp=4 zero 1 fast")
 """Saved by these."""
 ONE = {mode: f"dp=1 zero 0 {mode}" for mode in ("exact", "fast")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.train.engine import gpt
 from vescale_train import mesh as meshes
 from vescale_train.data import data
 from vescale_train.engine import Checkpoint, evaluate, optimizer, parallelize, progress_of, step
+from vescale_train.rng import single_device_rng
 
 STEPS, SAVED_AT = 4, 2
 MESHES = {
@@ -52,13 +54,16 @@ def set_up(mesh, zero, exact, dropout):
 def train(mesh, zero, exact, folder, name, dropout):
     model, optim, schedule, batches = set_up(mesh, zero, exact, dropout)
     losses = []
-    with Checkpoint(
-        folder / "store",
-        name.replace(" ", "_").replace(",", "_").replace("=", ""),
-        every=SAVED_AT,
-        data=batches,
-        schedule=schedule,
-    ) as checkpoint:
+    with (
+        numbers_of_one_device(model, exact),
+        Checkpoint(
+            folder / "store",
+            name.replace(" ", "_").replace(",", "_").replace("=", ""),
+            every=SAVED_AT,
+            data=batches,
+            schedule=schedule,
+        ) as checkpoint,
+    ):
         for batch in batches:
             losses.append(one_step(model, optim, schedule, batch))
             checkpoint.maybe_save(model, optim)
@@ -73,8 +78,14 @@ def go_on(mesh, zero, exact, folder, other, dropout):
     run = other.replace(" ", "_").replace(",", "_").replace("=", "")
     with Checkpoint(folder / "store", run, data=batches, schedule=schedule) as checkpoint:
         resumed = checkpoint.resume(model, optim, step=SAVED_AT)
-    losses = [one_step(model, optim, schedule, batch) for batch in batches]
+    with numbers_of_one_device(model, exact):
+        losses = [one_step(model, optim, schedule, batch) for batch in batches]
     return {"losses": losses, "digest": digest(model), "resumed": [resumed, progress_of(model).step]}
+
+
+def numbers_of_one_device(model, exact):
+    """In exact mode they are by themselves; in fast mode they are asked for, to have dropout to compare."""
+    return contextlib.nullcontext() if exact else single_device_rng(11, model)
 
 
 def one_step(model, optim, schedule, batch):

@@ -8,7 +8,7 @@ import torch
 
 from vescale_train.engine.batch import LossFn, loss_of, split
 from vescale_train.engine.losses import mean_loss, plain
-from vescale_train.engine.step import share_of
+from vescale_train.engine.train_step import share_of
 from vescale_train.errors import InvalidInputError
 from vescale_train.timeline import ndtimeit
 

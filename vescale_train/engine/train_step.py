@@ -11,6 +11,7 @@ from vescale_train.dmodule import attached
 from vescale_train.engine.batch import LossFn, loss_of, split
 from vescale_train.engine.losses import mean_loss, plain
 from vescale_train.engine.progress import progress_of
+from vescale_train.engine.random_numbers import micro_batch_numbers, random_numbers
 from vescale_train.errors import ConfigError
 from vescale_train.mesh import batch_group
 from vescale_train.optim import clip_grad_norm
@@ -35,6 +36,11 @@ class Share:
     own: int
     group: DeviceMesh | None
     exact: bool
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Return which of the step's micro-batches the ``number``-th of this rank is, and how many there are."""
+        rank = 0 if self.group is None else self.group.get_local_rank()
+        return rank * self.own + number, self.total
 
 
 def step(
@@ -71,10 +77,12 @@ def step(
     wrappers = _wrappers_of(model, optim)
     parts = split(batch, share.own)
     optim.zero_grad()
-    losses = [
-        _forward_backward(model, part, loss_fn, wrappers, share, is_last=number == share.own)
-        for number, part in enumerate(parts, 1)
-    ]
+    with random_numbers(model) as rng:
+        losses = []
+        for number, part in enumerate(parts):
+            with micro_batch_numbers(rng, part, share.place(number)):
+                is_last = number + 1 == share.own
+                losses.append(_forward_backward(model, part, loss_fn, wrappers, share, is_last=is_last))
     with ndtimeit("reduce gradients", link="gradients", on_device=True):
         for wrapper in wrappers:
             wrapper.finish_grad_sync()
