@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,17 +16,25 @@ from vescale_ckpt.execute.verify import VerifyReport, verify_snapshot
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.plan.load_plan import Want, chunks_needed
 from vescale_ckpt.selection import box_of
+from vescale_ckpt.stage.mapped import MappedMemory
 from vescale_ckpt.state.dtypes import dtype_from_name
 from vescale_ckpt.state.leaf import Piece
 from vescale_ckpt.state.tree import fqn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from vescale_ckpt.format.records import Manifest
+    from vescale_ckpt.adapters.fresh import FreshState
+    from vescale_ckpt.format.records import Manifest, TensorRecord
+    from vescale_ckpt.plan.load_plan import ChunkNeed
     from vescale_ckpt.state.tree import Path
     from vescale_storage.backend import Backend
     from vescale_storage.refs import Ref
+
+
+_BATCH_BYTES = 128 << 20
+"""Of chunks, between two looks at how much of a file's memory this process holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +154,40 @@ class Snapshot:
 
         Values that every rank had for itself come as a dict from rank to value.
         """
+        return self._whole(fresh_state(self.manifest.tree, self._records()))
+
+    def full_state_dict(self, folder: str | os.PathLike[str]) -> Any:
+        """Return the whole state in this process, with its tensors in a file on disk: it may be larger than memory.
+
+        As ``state_dict``, but tensors and arrays are views of one memory-mapped file, which is made in ``folder`` and
+        is as large as the state. While it is filled, this process holds a few hundred MiB of it at most. The file stays
+        for the caller to delete, at any time: tensors that are in use keep what they need.
+
+        Args:
+            folder: on a local disk; made if it is not there.
+
+        Raises:
+            MismatchError: a tensor subclass, which only a target can tell how to make.
+            NoSpaceError: the disk has not so much room.
+            CorruptionError: stored bytes are damaged.
+            StorageError: the store or the folder failed.
+        """
         manifest = self.manifest
-        fresh = fresh_state(manifest.tree, {record.path: record for record in manifest.tensors})
+        sizes = [_num_bytes(record) for record in manifest.tensors if record.alias_of is None]
+        memory = MappedMemory(folder, sizes)
+        try:
+            fresh = fresh_state(manifest.tree, self._records(), empty=memory.empty)
+            return self._whole(fresh, after_batch=memory.let_go)
+        except BaseException:
+            memory.path.unlink(missing_ok=True)
+            raise
+
+    def _records(self) -> dict[Path, TensorRecord]:
+        return {record.path: record for record in self.manifest.tensors}
+
+    def _whole(self, fresh: FreshState, after_batch: Callable[[], None] | None = None) -> Any:
+        """Fill a state with everything and return it; in batches if something is to be done after each."""
+        manifest = self.manifest
         if fresh.problems:
             raise MismatchError(
                 f"cannot make a state of {self.name}: {'; '.join(fresh.problems)}", problems=fresh.problems
@@ -154,15 +195,71 @@ class Snapshot:
         pieces = [piece for leaf in fresh.leaves for piece in leaf.pieces]
         wants = [Want(manifest.find(leaf.path), piece.box) for leaf in fresh.leaves for piece in leaf.pieces]
         needs = chunks_needed(manifest, wants)
-        Reader(self._store.reading, manifest, self._options).read(
-            needs, Filler(manifest, pieces).deliver, range(len(manifest.packs))
-        )
+        reader, filler = Reader(self._store.reading, manifest, self._options), Filler(manifest, pieces)
+        unproved = set(range(len(manifest.packs)))
+        for batch in _batches(needs, manifest) if after_batch else [needs]:
+            packs = {int(manifest.chunks.pack[need.row]) for need in batch} if after_batch else unproved
+            reader.read(batch, filler.deliver, sorted(unproved & packs))
+            unproved -= packs
+            if after_batch:
+                after_batch()
+        reader.read([], filler.deliver, sorted(unproved))
         fresh.finish()
         return fresh.state
 
-    def verify(self, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Read everything and return what is wrong with it."""
-        return verify_snapshot(self._store.backend, self.manifest, self._options, progress)
+    def to_zarr(self, *, extensions: bool = False) -> Any:
+        """Return a read-only zarr v3 store over the snapshot, lazy: ``zarr.open_group(snap.to_zarr(), mode="r")``.
+
+        What zarr-python lacks (bfloat16, 8-bit floats) is shown as unsigned integers of the same width with the
+        attribute ``torch_dtype``; with ``extensions`` under the names that TensorStore reads.
+
+        Raises:
+            ConfigError: zarr is not installed.
+        """
+        return _interop("zarr.store").to_zarr(self, extensions=extensions)
+
+    def tensorstore(self, path: str) -> Any:
+        """Return one tensor, by its dotted name, as a lazy, read-only TensorStore.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            InvalidInputError: TensorStore has no such dtype.
+            ConfigError: TensorStore is not installed.
+        """
+        return _interop("tensorstore.view").tensorstore(self, path)
+
+    def verify(
+        self,
+        progress: Callable[[int], None] | None = None,
+        *,
+        sample: int | None = None,
+        seed: int | None = None,
+    ) -> VerifyReport:
+        """Read everything, or a random sample of so many chunks, and return what is wrong with it."""
+        return verify_snapshot(self._store.backend, self.manifest, self._options, progress, sample=sample, seed=seed)
 
     def __repr__(self) -> str:
         return f"Snapshot({self.name!r} version {self.ref.version} in {self._store.url})"
+
+
+def _num_bytes(record: TensorRecord) -> int:
+    return Box.whole(record.shape).volume * dtype_from_name(record.dtype).itemsize
+
+
+def _batches(needs: Sequence[ChunkNeed], manifest: Manifest) -> Iterator[list[ChunkNeed]]:
+    """Yield chunks in order, about ``_BATCH_BYTES`` of them at a time."""
+    batch: list[ChunkNeed] = []
+    size = 0
+    for need in needs:
+        batch.append(need)
+        size += need.box.volume * dtype_from_name(manifest.tensors[need.tensor].dtype).itemsize
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _interop(module: str) -> Any:
+    """Return a module of the floor above, which stands on this one and is here only for the convenience of a method."""
+    return importlib.import_module(f"vescale_ckpt.interop.{module}")

@@ -79,7 +79,7 @@ def test_what_is_not_there(command, url):
 
 
 def test_an_environment_that_fails_is_not_damage(command, url, monkeypatch):
-    def fail(self, progress=None):
+    def fail(self, progress=None, **options):
         raise StorageError("the network is down")
 
     monkeypatch.setattr(Snapshot, "verify", fail)
@@ -89,7 +89,7 @@ def test_an_environment_that_fails_is_not_damage(command, url, monkeypatch):
 
 
 def test_a_newer_version_is_not_damage(command, url, monkeypatch):
-    def fail(self, progress=None):
+    def fail(self, progress=None, **options):
         raise UnsupportedVersionError("written by version 9")
 
     monkeypatch.setattr(Snapshot, "verify", fail)
@@ -103,3 +103,36 @@ def test_nothing_to_verify(command, tmp_path):
     assert result.code == 0
     assert "nothing to verify" in result.out
     assert command("verify", tmp_path / "s", "--json").json == {"ok": True, "snapshots": []}
+
+
+def test_a_sample(command, url, damage):
+    result = command("verify", url, "gpt [0]*@10", "--sample", "2", "--seed", "1", "--json")
+    assert result.code == 0
+    assert result.json["snapshots"][0]["chunks"] == 2
+    damage(packs(url)[0], packs(url)[0].stat().st_size - 30)
+    assert command("verify", url, "--sample", "1").code == 3, "footers are read all the same"
+
+
+def test_deep_looks_at_what_no_snapshot_needs(command, url, damage):
+    result = command("verify", url, "--deep")
+    assert (result.code, result.err) == (0, "")
+    assert result.lines[-1].endswith("nothing is wrong")
+    with vc.open_store(url) as store:
+        store.delete("other", 0)
+    damage(packs(url)[-1], 3)
+    assert command("verify", url).code == 0
+    result = command("verify", url, "--deep", "--json")
+    assert result.code == 3
+    assert [finding["kind"] for finding in result.json["findings"]] == ["pack"]
+    assert result.json["bytes_read"] == sum(path.stat().st_size for path in packs(url))
+
+
+@pytest.mark.parametrize(
+    "options", [["--sample", "0"], ["--sample", "x"], ["--seed", "1"], ["--deep", "--sample", "3"], ["--deep", "other"]]
+)
+def test_bad_options(command, url, options):
+    assert command("verify", url, *options).code == 2
+
+
+def test_deep_needs_a_store(command, tmp_path):
+    assert command("verify", tmp_path / "none", "--deep").code == 10

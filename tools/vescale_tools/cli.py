@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "explain": "show which rank of a mesh would read what of a snapshot",
     "du": "show what runs, snapshots and tensors take, and what sharing saved",
     "verify": "read everything and compare it with its digests",
+    "fsck": "hold all objects of a store against one another, and repair",
     "export": "write a snapshot's tensors as safetensors",
     "tag": "name a snapshot, so that it is kept",
     "rm": "remove snapshots from their run",

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vescale_ckpt.errors import FormatError, UnsupportedVersionError
-from vescale_tools.common import ExitCode, add_url_argument, open_existing
+from vescale_ckpt.repairing.survey import survey_store
+from vescale_tools.common import ExitCode, UsageError, add_url_argument, open_existing, options_of, parse_count
 from vescale_tools.output import Output, count, format_bytes
 from vescale_tools.sizes import totals
+from vescale_tools.surveys import opened, print_survey, survey_json
 
 if TYPE_CHECKING:
     import argparse
@@ -23,13 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "snapshots", metavar="RUN@STEP", nargs="*", help="or RUN@TAG, or RUN for its newest; default: all of all runs"
     )
+    parser.add_argument(
+        "--sample",
+        type=parse_count,
+        metavar="N",
+        help="of each snapshot read only N chunks, drawn at random, and the footers of all packs",
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="draw the same sample again; default: another each time")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="the whole store, every object once: packs and chunks that no snapshot needs too, footers against "
+        "manifests, all versions, tags and index objects; what fsck --deep looks at",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify and return the exit code."""
     output = Output.of(args)
+    if args.deep:
+        return _verify_deep(args, output)
+    if args.seed is not None and args.sample is None:
+        raise UsageError("cannot use --seed without --sample: all chunks are read anyhow")
     with open_existing(args) as store:
-        results = [_verify(store, name, output) for name in _names(store, args.snapshots)]
+        results = [_verify(store, name, args, output) for name in _names(store, args.snapshots)]
     bad = [result for result in results if result.problems]
     if not results:
         output.line(f"{args.url} holds no snapshots: there is nothing to verify")
@@ -40,6 +59,16 @@ def run(args: argparse.Namespace) -> int:
         output.line(f"{count(len(results), 'snapshot')} verified, nothing is wrong", "green")
     output.emit({"ok": not bad, "snapshots": [result.as_json() for result in results]})
     return ExitCode.DAMAGED if bad else ExitCode.OK
+
+
+def _verify_deep(args: argparse.Namespace, output: Output) -> int:
+    if args.snapshots or args.sample is not None:
+        raise UsageError("cannot verify --deep a part: it looks at the whole store; leave out snapshots and --sample")
+    with opened(args.url, options_of(args)) as backend, output.counting(f"verify {args.url}") as progress:
+        survey = survey_store(backend, deep=True, progress=progress)
+    print_survey(output, survey, args.url)
+    output.emit({"url": args.url, "deep": True, **survey_json(survey)})
+    return ExitCode.OK if survey.ok else ExitCode.DAMAGED
 
 
 @dataclass(slots=True)
@@ -70,14 +99,14 @@ def _names(store: Store, names: Sequence[str]) -> Iterator[str]:
         yield from (info.name for info in store.snapshots(run_name))
 
 
-def _verify(store: Store, name: str, output: Output) -> _Result:
+def _verify(store: Store, name: str, args: argparse.Namespace, output: Output) -> _Result:
     """Return what is wrong with a snapshot; what the environment fails at is raised."""
     result = _Result(name)
     try:
         snapshot = store[name]
         result.name = snapshot.name
         with output.progress(snapshot.name, totals(snapshot.manifest).stored_bytes) as advance:
-            report = snapshot.verify(advance)
+            report = snapshot.verify(advance, sample=args.sample, seed=args.seed)
     except UnsupportedVersionError:
         raise
     except FormatError as error:  # the ref or the manifest itself

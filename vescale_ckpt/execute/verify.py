@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.plan.load_plan import ChunkNeed, prove_cover
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     import torch
 
@@ -40,6 +41,9 @@ def verify_snapshot(
     manifest: Manifest,
     options: ReadOptions,
     progress: Callable[[int], None] | None = None,
+    *,
+    sample: int | None = None,
+    seed: int | None = None,
 ) -> VerifyReport:
     """Return what is wrong with a snapshot after reading all of its chunks and the footers of its packs.
 
@@ -48,6 +52,8 @@ def verify_snapshot(
         manifest: what it is.
         options: how to read.
         progress: called with the stored bytes of each pack that was read.
+        sample: read only so many chunks, drawn at random; the footers of all packs all the same.
+        seed: of the draw; None for another draw each time.
     """
     report = VerifyReport()
     for tensor, record in enumerate(manifest.tensors):
@@ -57,14 +63,10 @@ def verify_snapshot(
             except FormatError as error:
                 report.problems.append(str(error))
     chunks = manifest.chunks
-    by_pack: dict[int, list[ChunkNeed]] = {pack: [] for pack in range(len(manifest.packs))}
-    for tensor in range(len(manifest.tensors)):
-        rows = chunks.rows(tensor)
-        offsets, sizes = chunks.boxes_of(manifest.tensors[tensor], rows)
-        for row, offset, size in zip(rows, offsets.tolist(), sizes.tolist(), strict=True):
-            need = ChunkNeed(row, tensor, Box(tuple(offset), tuple(size)), ())
-            by_pack[int(chunks.pack[row])].append(need)
-    for pack, needs in by_pack.items():
+    drawn: Container[int] = range(len(chunks))
+    if sample is not None and sample < len(chunks):
+        drawn = set(random.Random(seed).sample(range(len(chunks)), sample))  # noqa: S311 - no secret
+    for pack, needs in _by_pack(manifest, drawn).items():
         reader = Reader(backend, manifest, options)
         problems = _read(reader, needs, [pack])
         if problems and needs:  # find every damaged chunk, not the first
@@ -76,6 +78,20 @@ def verify_snapshot(
         if progress is not None:
             progress(sum(int(chunks.length[need.row]) for need in needs))
     return report
+
+
+def _by_pack(manifest: Manifest, drawn: Container[int]) -> dict[int, list[ChunkNeed]]:
+    """Return, of every pack, the chunks to read: those whose rows were drawn."""
+    chunks = manifest.chunks
+    by_pack: dict[int, list[ChunkNeed]] = {pack: [] for pack in range(len(manifest.packs))}
+    for tensor in range(len(manifest.tensors)):
+        rows = chunks.rows(tensor)
+        offsets, sizes = chunks.boxes_of(manifest.tensors[tensor], rows)
+        for row, offset, size in zip(rows, offsets.tolist(), sizes.tolist(), strict=True):
+            if row in drawn:
+                need = ChunkNeed(row, tensor, Box(tuple(offset), tuple(size)), ())
+                by_pack[int(chunks.pack[row])].append(need)
+    return by_pack
 
 
 def _read(reader: Reader, needs: list[ChunkNeed], whole_packs: list[int]) -> list[str]:

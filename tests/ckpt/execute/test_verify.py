@@ -88,3 +88,22 @@ def test_storage_that_cannot_be_asked_is_no_verdict(stored):
     faults.fail("get_into", AccessDeniedError("no rights"), times=100)
     with pytest.raises(AccessDeniedError, match="no rights"):
         verify_snapshot(faults, manifest, ReadOptions())
+
+
+def test_a_sample_reads_so_many_chunks_and_all_footers(stored):
+    backend, manifest = stored
+    report = verify_snapshot(backend, manifest, ReadOptions(), sample=2, seed=1)
+    assert (report.ok, report.chunks, report.packs) == (True, 2, len(manifest.packs))
+    whole = verify_snapshot(backend, manifest, ReadOptions(), sample=10**6)
+    assert whole.chunks == len(manifest.chunks)
+
+
+def test_samples_find_what_is_in_them(stored):
+    backend, manifest = stored
+    for pack in range(len(manifest.packs)):
+        damage(backend, manifest, pack, 0)
+    found = {len(verify_snapshot(backend, manifest, ReadOptions(), sample=1, seed=seed).problems) for seed in range(20)}
+    assert found == {0, 1}
+    footer = manifest.packs[0].size_bytes - 1
+    damage(backend, manifest, 0, footer)
+    assert verify_snapshot(backend, manifest, ReadOptions(), sample=1).problems
