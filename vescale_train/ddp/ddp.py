@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+_MARK = "_vescale_data_parallel"
+"""On a parameter whose gradient goes to a bucket."""
+
+
 @dataclass(slots=True)
 class _Step:
     """What is known of the step under way."""
@@ -60,7 +64,7 @@ class DistributedDataParallel(nn.Module):
         options: the rest.
 
     Raises:
-        ConfigError: nothing to train, or options that contradict each other.
+        ConfigError: nothing to train, a module that is wrapped already, or options that contradict each other.
         InvalidInputError: parameters differ between ranks.
     """
 
@@ -102,9 +106,7 @@ class DistributedDataParallel(nn.Module):
         """Backward passes in a step, over all ranks; None: every rank makes as many. In exact mode a rank that knows
         needs less memory, and ranks may make unequal numbers."""
         self.has_sharded_optimizer = False
-        for parameter in trained.values():
-            hook: Any = parameter.register_post_accumulate_grad_hook
-            hook(self._take)
+        self._handles = [_hook(parameter, self._take) for parameter in trained.values()]
 
     @property
     def num_ranks(self) -> int:
@@ -119,6 +121,15 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         return self.module(*args, **kwargs)
+
+    def unwrap(self) -> nn.Module:
+        """Return the module without data parallelism; this object is of no use afterwards."""
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                del parameter.__dict__[_MARK]
+        for handle in self._handles:
+            handle.remove()
+        return self.module
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's own state."""
@@ -250,6 +261,15 @@ class DistributedDataParallel(nn.Module):
                 f"{len(thawed)} parameters require a gradient now that did not when data parallelism was set up "
                 f"({', '.join(thawed[:5])}); their gradients would not be summed; set it up again"
             )
+
+
+def _hook(parameter: torch.Tensor, take: Callable[[torch.Tensor], None]) -> Any:
+    """Call back when all of a parameter's gradient has come; return the handle that ends this."""
+    if _MARK in parameter.__dict__:
+        raise ConfigError("a parameter is in another DistributedDataParallel already; unwrap() that one first")
+    parameter.__dict__[_MARK] = True
+    register: Any = parameter.register_post_accumulate_grad_hook
+    return register(take)
 
 
 def _make_buckets(

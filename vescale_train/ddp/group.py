@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from vescale_train.mesh import batch_group
+from vescale_train.mesh import AXES, batch_group
 
 
 def data_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """Return the process group over which gradients are summed; None if this rank is alone in it.
 
     Args:
-        mesh: a group; a mesh of one axis, whatever its name; a mesh of several, of which the axes ``dp`` and ``fsdp``
-            count (without them nothing is data-parallel); or None for all ranks.
+        mesh: a group; a mesh, of which the axes ``dp`` and ``fsdp`` count (without them nothing is data-parallel); a
+            mesh of one axis that has no name, or one of the caller's own; or None for all ranks.
 
     Raises:
         ConfigError: the mesh has several axes and no names for them.
@@ -22,7 +22,7 @@ def data_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     if not isinstance(mesh, DeviceMesh):
         return mesh
-    if mesh.ndim == 1:
+    if mesh.ndim == 1 and not set(mesh.mesh_dim_names or ()) & set(AXES):
         return mesh.get_group()
     found = batch_group(mesh)
     return None if found is None else found.get_group()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.state.sharded_view import ShardedView
 
-_NOT_ELEMENTWISE = frozenset({"Adafactor", "LBFGS", "Muon", "SparseAdam"})
+NOT_ELEMENTWISE = frozenset({"Adafactor", "LBFGS", "Muon", "SparseAdam"})
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -187,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _refuse_unfit(self) -> None:
         kind = type(self.optimizer).__name__
-        if kind in _NOT_ELEMENTWISE:
+        if kind in NOT_ELEMENTWISE:
             raise ConfigError(f"cannot shard {kind}: it needs whole parameters; use BasicOptimizer, or Muon by owner")
         if self.optimizer.state:
             raise StateError(f"this {kind} has state already; make it anew, wrap it, then load its state")

@@ -148,6 +148,17 @@ def test_options_that_contradict_each_other_are_refused():
         DistributedDataParallel(Net()).zero_grad(set_to_none=False)
 
 
+def test_a_module_is_wrapped_once_until_it_is_unwrapped():
+    model = Net()
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(ConfigError, match="already; unwrap"):
+        DistributedDataParallel(model)
+    assert ddp.unwrap() is model
+    loss(model).backward()
+    assert model.up.weight.grad is not None
+    DistributedDataParallel(model)
+
+
 def test_state_has_the_names_of_the_module():
     model = Net()
     ddp = DistributedDataParallel(model)
