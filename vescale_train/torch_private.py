@@ -29,6 +29,7 @@ __all__ = [
     "default_store",
     "dtensor_handlers",
     "flatten_mesh",
+    "function_modes",
     "group_timeout",
     "is_in_backward",
     "no_torch_function",
@@ -93,6 +94,12 @@ def no_torch_function() -> AbstractContextManager[None]:
     return context
 
 
+def function_modes() -> list[Any]:
+    """Return the modes that see torch's functions in this thread, outermost first."""
+    modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+    return modes
+
+
 def is_in_backward() -> bool:
     """Return whether this thread is inside of a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
@@ -112,7 +119,7 @@ def replaced_kernels(kernels: Mapping[Any, Callable[..., Any]], device_type: str
     """
     key = device_type.upper()
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced, which is what was asked for
