@@ -6,16 +6,20 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.fsdp import FSDPModule
+
 from vescale_train.ddp import DistributedDataParallel
 from vescale_train.dmodule import attached
 from vescale_train.engine.batch import LossFn, loss_of, split
 from vescale_train.engine.losses import mean_loss, plain
 from vescale_train.engine.progress import progress_of
 from vescale_train.engine.random_numbers import micro_batch_numbers, random_numbers
+from vescale_train.engine.stages import run_stages
 from vescale_train.errors import ConfigError
 from vescale_train.mesh import batch_group
 from vescale_train.optim import clip_grad_norm
-from vescale_train.timeline import inc_step, ndtimeit
+from vescale_train.pipe import PipeStage
+from vescale_train.timeline import Kind, inc_step, ndtimeit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +68,7 @@ def step(
         batch: this rank's samples, from ``data``: any pytree of tensors whose dim 0 counts samples.
         loss_fn: of the model's output and the target; see ``batch.loss_of`` for what happens without.
         micro_batches: of the whole step, over all data-parallel ranks; None: one a rank. In exact mode it is part of
-            what is computed, so it must be given, and is the same on every mesh.
+            what is computed, so it must be given, and is the same on every mesh. A pipeline's plan has its own number.
         clip_grad: largest norm of all gradients together; None: as the optimizer was made.
         scheduler: stepped after the optimizer.
 
@@ -74,11 +78,30 @@ def step(
         StateError: the model was not parallelized.
     """
     share = share_of(model, micro_batches)
+    if isinstance(model, PipeStage):
+        optim.zero_grad()
+        with ndtimeit("pipeline", kind=Kind.OTHER, on_device=True):
+            loss = run_stages(model, batch, loss_fn)
+    else:
+        loss = _gradients(model, optim, batch, loss_fn, share)
+    with ndtimeit("optimizer", on_device=True):
+        _update(model, optim, clip_grad, exact=share.exact)
+    if scheduler is not None:
+        scheduler.step()
+    progress_of(model).step += 1
+    inc_step()
+    return loss
+
+
+def _gradients(
+    model: nn.Module, optim: torch.optim.Optimizer, batch: Any, loss_fn: LossFn | None, share: Share
+) -> torch.Tensor:
+    """Make the reduced gradients of a step and return its loss."""
     wrappers = _wrappers_of(model, optim)
     parts = split(batch, share.own)
     optim.zero_grad()
+    losses = []
     with random_numbers(model) as rng:
-        losses = []
         for number, part in enumerate(parts):
             with micro_batch_numbers(rng, part, share.place(number)):
                 is_last = number + 1 == share.own
@@ -86,15 +109,8 @@ def step(
     with ndtimeit("reduce gradients", link="gradients", on_device=True):
         for wrapper in wrappers:
             wrapper.finish_grad_sync()
-    with ndtimeit("optimizer", on_device=True):
-        _update(model, optim, clip_grad, exact=share.exact)
-    if scheduler is not None:
-        scheduler.step()
     with ndtimeit("reduce loss", link="loss", on_device=True):
-        loss = mean_loss(losses, share.group, exact=share.exact)
-    progress_of(model).step += 1
-    inc_step()
-    return loss
+        return mean_loss(losses, share.group, exact=share.exact)
 
 
 def share_of(model: nn.Module, micro_batches: int | None) -> Share:
@@ -106,6 +122,14 @@ def share_of(model: nn.Module, micro_batches: int | None) -> Share:
     found = attached(model)
     group = batch_group(found.mesh)
     num_ranks = 1 if group is None else group.size()
+    if isinstance(model, PipeStage):
+        planned = model.plan.num_microbatches * num_ranks
+        if micro_batches not in {None, planned}:
+            raise ConfigError(
+                f"cannot make a step of micro_batches={micro_batches}: the pipeline's plan has "
+                f"{model.plan.num_microbatches} on each of {num_ranks} data-parallel ranks, which is {planned}"
+            )
+        micro_batches = planned
     if micro_batches is None:
         if found.exact and num_ranks > 1:
             raise ConfigError(
@@ -132,7 +156,7 @@ def _forward_backward(
 ) -> torch.Tensor:
     with ndtimeit("forward", on_device=True):
         loss = loss_of(model, part, loss_fn)
-    with ndtimeit("backward", on_device=True), _syncing(wrappers, is_last=is_last):
+    with ndtimeit("backward", on_device=True), _syncing(model, wrappers, is_last=is_last):
         _scaled(loss, wrappers, share).backward()  # type: ignore[no-untyped-call]
     return plain(loss)
 
@@ -145,8 +169,12 @@ def _scaled(loss: torch.Tensor, wrappers: Sequence[DistributedDataParallel], sha
     return loss / (share.total if kinds == {"nothing"} else share.own)
 
 
-def _syncing(wrappers: Sequence[DistributedDataParallel], *, is_last: bool) -> AbstractContextManager[Any]:
+def _syncing(
+    model: nn.Module, wrappers: Sequence[DistributedDataParallel], *, is_last: bool
+) -> AbstractContextManager[Any]:
     """Return a context in which gradients are only added up, unless it is the last backward pass of the step."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
     stack = contextlib.ExitStack()
     if not is_last:
         for wrapper in wrappers:
@@ -163,7 +191,7 @@ def _wrappers_of(model: nn.Module, optim: torch.optim.Optimizer) -> list[Distrib
     models = getattr(optim, "models", ())
     wrappers = [wrapper for wrapper in models if isinstance(wrapper, DistributedDataParallel)]
     group = batch_group(attached(model).mesh)
-    if not wrappers and group is not None and group.size() > 1:
+    if not wrappers and group is not None and group.size() > 1 and not isinstance(model, FSDPModule):
         raise ConfigError(
             f"{group.size()} ranks see different data, and this {type(optim).__name__} does not sum their gradients: "
             f"make it by vescale_train.optimizer(model, {type(optim).__name__}, ...)"

@@ -33,11 +33,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, dropout=0.0):
+    def __init__(self, dropout=0.0, layers=LAYERS):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, WIDTH)
         self.position = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.token.weight
@@ -76,9 +76,9 @@ def loss_fn(logits, targets):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def make(dropout=0.0):
+def make(dropout=0.0, layers=LAYERS):
     torch.manual_seed(3)
-    return GPT(dropout)
+    return GPT(dropout, layers)
 
 
 def groups(model):

@@ -7,6 +7,7 @@ from vescale_train.dmodule import attached
 from vescale_train.engine import optimizer, parallelize
 from vescale_train.errors import ConfigError, StateError
 from vescale_train.optim import BasicOptimizer, DistributedOptimizer
+from vescale_train.pipe import PipelineParallelPlan
 
 
 def test_one_rank_needs_no_plan(mesh):
@@ -29,15 +30,17 @@ def test_the_stage_of_zero_can_be_chosen(model, zero, kind, gradients):
     assert made.models[0].options.shard_gradients is gradients
 
 
-def test_groups_and_functions_are_taken(model):
-    params = [{"params": [model[0].weight], "lr": 0.25}, {"params": [model[0].bias]}]
-    made = optimizer(model, lambda groups, lr: SGD(groups, lr=lr), params=params, lr=1.0)
+def test_groups_are_taken(model):
+    groups = [{"params": [model[0].weight], "lr": 0.25}, {"params": [model[0].bias]}]
+    made = optimizer(model, SGD, parameters=groups, lr=1.0)
     assert [group["lr"] for group in made.param_groups] == [0.25, 1.0]
 
 
 def test_what_cannot_be_is_refused(model):
-    with pytest.raises(ConfigError, match="zero=3"):
-        optimizer(model, AdamW, zero=3)
+    with pytest.raises(ConfigError, match="zero=4"):
+        optimizer(model, AdamW, zero=4)
+    with pytest.raises(ConfigError, match="no axis 'pp'"):
+        parallelize(nn.Linear(1, 1), attached(model).mesh, pipeline=PipelineParallelPlan(num_microbatches=2))
     with pytest.raises(StateError, match="parallelize"):
         optimizer(nn.Linear(1, 1), AdamW)
 

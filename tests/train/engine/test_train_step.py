@@ -117,5 +117,5 @@ def test_the_parts_of_a_step_are_timed(model, batch, loss_fn):
         names = [(span.step, span.name) for span in flush()]
     finally:
         close_ndtimers()
-    one = ["forward", "backward", "forward", "backward", "reduce gradients", "optimizer", "reduce loss"]
+    one = ["forward", "backward", "forward", "backward", "reduce gradients", "reduce loss", "optimizer"]
     assert names == [(number, name) for number in (0, 1) for name in one]

@@ -46,7 +46,7 @@ def train_all(folder, source, dropout):
 
 def set_up(mesh, zero, exact, dropout):
     model = parallelize(gpt.make(dropout), mesh, gpt.PLAN, exact=exact, seed=11)
-    optim = optimizer(model, torch.optim.AdamW, params=gpt.groups(model), lr=1e-2, clip_grad=0.5, zero=zero)
+    optim = optimizer(model, torch.optim.AdamW, parameters=gpt.groups(model), lr=1e-2, clip_grad=0.5, zero=zero)
     schedule = torch.optim.lr_scheduler.LambdaLR(optim, lambda k: min(1.0, (k + 1) / 4))
     return model, optim, schedule, data(gpt.Tokens(), mesh, global_batch=gpt.GLOBAL_BATCH, seed=5, steps=STEPS)
 
