@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import timedelta
 
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "HashStore",
     "StridedShard",
     "all_submeshes",
+    "check_operations",
     "default_store",
     "dtensor_handlers",
+    "extend_redistribution",
     "flatten_mesh",
     "function_modes",
     "group_timeout",
@@ -96,7 +99,7 @@ def no_torch_function() -> AbstractContextManager[None]:
 
 def function_modes() -> list[Any]:
     """Return the modes that see torch's functions in this thread, outermost first."""
-    modes: list[Any] = torch.overrides._get_current_function_mode_stack()
+    modes: list[Any] = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return modes
 
 
@@ -119,7 +122,7 @@ def replaced_kernels(kernels: Mapping[Any, Callable[..., Any]], device_type: str
     """
     key = device_type.upper()
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    library: Any = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced, which is what was asked for
@@ -148,3 +151,45 @@ def replaced_truncated_normal(fill: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         torch.nn.init._no_grad_trunc_normal_ = before
+
+
+def extend_redistribution(
+    is_ours: Callable[[tuple[Placement, ...], tuple[Placement, ...]], bool],
+    redistribute: Callable[..., torch.Tensor],
+) -> None:
+    """Let ``redistribute(local, shape, mesh, (old, new), torch_move)`` do what ``is_ours(old, new)`` says.
+
+    ``torch_move(local, old, new)`` is torch's own way, for placements that it knows.
+    """
+    stock = _redistribute.redistribute_local_tensor
+
+    def extended(
+        local_tensor: torch.Tensor, current_spec: DTensorSpec, target_spec: DTensorSpec, **options: Any
+    ) -> torch.Tensor:
+        move = (current_spec.placements, target_spec.placements)
+        if not is_ours(*move):
+            return stock(local_tensor, current_spec, target_spec, **options)
+        meta = current_spec.tensor_meta or target_spec.tensor_meta
+        assert meta is not None, "torch gives the shape with every redistribution"  # noqa: S101 - for the type
+
+        def torch_move(
+            local: torch.Tensor, old: tuple[Placement, ...], new: tuple[Placement, ...]
+        ) -> torch.Tensor:
+            specs = (DTensorSpec(current_spec.mesh, cuts, tensor_meta=meta) for cuts in (old, new))
+            return stock(local, *specs, **options)
+
+        return redistribute(local_tensor, tuple(meta.shape), current_spec.mesh, move, torch_move)
+
+    for module in (_redistribute, _dispatch, _api):
+        module.redistribute_local_tensor = extended  # type: ignore[attr-defined]
+
+
+def check_operations(check: Callable[[Any, list[tuple[Placement, ...]]], None]) -> None:
+    """Call ``check(op, placements of its DTensors)`` before torch works out an operation's placements the first time."""
+    stock: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def checked(self: Any, op_schema: Any) -> Any:
+        check(op_schema.op, [spec.placements for spec in op_schema.args_spec])
+        return stock(self, op_schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = checked  # type: ignore[method-assign]
