@@ -35,8 +35,16 @@ class MicroBatch:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
-    share: Fraction
-    """Of the samples of the minibatch."""
+    start: int
+    """Which of the minibatch's samples is its first."""
+    count: int
+    total: int
+    """Samples of the minibatch."""
+
+    @property
+    def share(self) -> Fraction:
+        """Its share of the samples of the minibatch."""
+        return Fraction(self.count, self.total)
 
 
 def takes_target(loss_fn: Callable[..., Any] | None) -> bool:
@@ -123,7 +131,8 @@ def split_batch(batch: Batch, num_microbatches: int, whole: Sequence[str] = ()) 
     micros = []
     for number in range(num_microbatches):
         tree = pytree.tree_unflatten([pieces[number] for pieces in cut], spec)
-        micros.append(MicroBatch(**tree, share=Fraction(least + (number < more), num_samples)))
+        start = number * least + min(number, more)
+        micros.append(MicroBatch(**tree, start=start, count=least + (number < more), total=num_samples))
     return micros
 
 

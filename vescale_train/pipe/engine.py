@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from vescale_train.errors import ConfigError
 from vescale_train.pipe.agree import agree
 from vescale_train.pipe.batch import MicroBatch, as_batch, form_of, split_batch
 from vescale_train.pipe.model.flow import Routes, measure_flow, route_between_stages
+from vescale_train.pipe.random_numbers import numbers_of
 from vescale_train.pipe.run.losses import scaled, share_losses, total
 from vescale_train.pipe.run.stage import Forwarded
 from vescale_train.pipe.run.ties import sum_ties
@@ -53,6 +55,7 @@ class _Step:
         self.reduction, self.num_accumulated, self.forward_only = reduction, num_accumulated, forward_only
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, torch.Tensor] = {}
+        self._drawn: set[int] = set()
 
     def key(self, microbatch: int) -> object:
         """Return what is equal for micro-batches whose tensors look alike: the step's form and the number."""
@@ -61,10 +64,12 @@ class _Step:
     def forward(self, stage: int, module: nn.Module, microbatch: int, received: Sequence[torch.Tensor]) -> Forwarded:
         """Run a stage's part of one micro-batch and, on the last stage, its loss."""
         micro, routes = self.micros[microbatch], self.routes[microbatch]
-        sent, output = module(routes, received, micro.args, micro.kwargs)
+        with numbers_of(micro, again=microbatch in self._drawn):
+            sent, output = module(routes, received, micro.args, micro.kwargs)
+        self._drawn.add(microbatch)
         if stage + 1 < routes.num_stages:
             return Forwarded(sent=sent)
-        self.outputs[microbatch] = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)  # noqa: SLF001
+        self.outputs[microbatch] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
         loss = self._loss(output, micro)
         if loss is None:
             return Forwarded(sent=())

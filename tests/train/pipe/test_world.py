@@ -26,3 +26,9 @@ def test_every_schedule_has_the_bits_of_one_process_on_two_and_four_ranks():
             ]
             assert len(told) >= 2
             assert all(told)
+
+
+def test_an_engine_does_what_a_training_script_needs():
+    results = launch(f"{WORLD}:check_engine", 4, deadline_seconds=200)
+    assert len(results[0]) == 10
+    assert all(result == results[0] for result in results)

@@ -144,7 +144,7 @@ def measure_flow(
     router = router_of(units)
     router.guide = recorder
     try:
-        with torch.no_grad(), watch, warnings.catch_warnings():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), watch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             output = model(*args, **kwargs)
     except NEEDS_DATA as error:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vescale_train.pipe.torch_fakes import StandIns
 
 
-class _DoneError(BaseException):
-    """Leaves the model's forward once a stage has nothing more to do; no ``except Exception`` of a model stops it."""
+class _DoneError(Exception):
+    """Leaves the model's forward once a stage has nothing more to do; hooks that must always run still do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
