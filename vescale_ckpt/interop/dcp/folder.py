@@ -10,7 +10,7 @@ from vescale_ckpt.interop.dcp.table import MAKERS, METADATA_NAME, DcpTable, Item
 from vescale_ckpt.interop.foreign.flatten import plain
 from vescale_ckpt.interop.foreign.pickles import MAX_PICKLE_BYTES
 from vescale_ckpt.interop.foreign.regions import Chunk, Region
-from vescale_ckpt.interop.foreign.snapshot import ForeignTensor, RegionSnapshot
+from vescale_ckpt.interop.foreign.snapshot import ForeignTensor, RegionSnapshot, small_files
 from vescale_ckpt.interop.torchsave.allowed import BASE, StoredTensor
 from vescale_ckpt.interop.torchsave.archive import Archive
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vescale_ckpt.geometry.box import Box
     from vescale_ckpt.interop.foreign.files import Files
     from vescale_ckpt.interop.torchsave.allowed import Make
+    from vescale_ckpt.state.tree import Key
 
 _REGIONS_KEPT: Final = 100_000
 
@@ -73,6 +74,15 @@ class DcpSnapshot(RegionSnapshot):
     def values(self) -> Mapping[str, Any]:
         """What is no tensor, by name; read when it is asked for."""
         return _Objects(self)
+
+    @property
+    def value_paths(self) -> Mapping[str, tuple[Key, ...]]:
+        """Where plain values lie in the state."""
+        return {name: path for name, path in self.table.paths.items() if name in self.table.objects}
+
+    def carried(self) -> tuple[str, ...]:
+        """Return the names of configuration files that lie beside."""
+        return small_files(self.files)
 
     def load_object(self, name: str) -> Any:
         """Return one value that is no tensor.

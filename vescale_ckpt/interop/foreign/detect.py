@@ -8,9 +8,14 @@ from vescale_ckpt.errors import ConfigError, FormatError
 from vescale_ckpt.interop.dcp.folder import DcpSnapshot
 from vescale_ckpt.interop.dcp.table import METADATA_NAME
 from vescale_ckpt.interop.foreign.places import open_files
+from vescale_ckpt.interop.npz.header import MAGIC
+from vescale_ckpt.interop.npz.snapshot import NpzSnapshot
 from vescale_ckpt.interop.safetensors.folder import SUFFIX
 from vescale_ckpt.interop.safetensors.snapshot import SafetensorsSnapshot
+from vescale_ckpt.interop.tensorstore.ocdbt import MANIFEST_NAME, OcdbtSnapshot
 from vescale_ckpt.interop.torchsave.snapshot import TorchSaveSnapshot
+from vescale_ckpt.interop.zarr.nodes import NODE_NAME
+from vescale_ckpt.interop.zarr.snapshot import ZarrSnapshot
 
 if TYPE_CHECKING:
     import os
@@ -55,10 +60,13 @@ def _file_format(files: Files, name: str) -> str:
     head = files.read(name, 0, min(8, files.size(name)))
     if name.endswith(SUFFIX):
         return "safetensors"
-    if head.startswith(_ZIP):
+    if head.startswith(_ZIP) and not name.endswith(".npz"):
         return "torch_save"
+    if head.startswith((_ZIP, MAGIC)):
+        return "npz"
     raise FormatError(
-        f"cannot open {files.url}: it is neither safetensors nor an archive that torch.save writes since torch 1.6",
+        f"cannot open {files.url}: it is neither safetensors nor numpy's, nor an archive that "
+        "torch.save writes since torch 1.6",
         path=name,
     )
 
@@ -69,12 +77,21 @@ def _folder_format(files: Files) -> str:
         return "dcp"
     if any(name.endswith((SUFFIX, f"{SUFFIX}.index.json")) and "/" not in name for name in names):
         return "safetensors"
+    if MANIFEST_NAME in names:
+        return "ocdbt"
+    if NODE_NAME in names:
+        return "zarr"
     some = ", ".join(repr(name[:80]) for name in list(names)[:5])
     raise FormatError(f"cannot open {files.url}: it is no checkpoint that is known; it has {some or 'no files'}")
 
 
 _OPENERS: Final[dict[str, Callable[[Files, str], ForeignSnapshot]]] = {
+    "npz": NpzSnapshot,
+    "ocdbt": lambda files, _: OcdbtSnapshot(files),
+    "zarr": lambda files, _: ZarrSnapshot(files),
     "dcp": lambda files, _: DcpSnapshot(files),
     "safetensors": SafetensorsSnapshot,
     "torch_save": TorchSaveSnapshot,
 }
+FORMATS: Final = tuple(_OPENERS)
+"""What ``open_foreign`` takes as ``format``."""

@@ -30,6 +30,8 @@ class Flat:
     """Dotted name -> (path, tensor)."""
     values: dict[str, Any] = field(default_factory=dict)
     """Dotted name -> plain value."""
+    value_paths: dict[str, tuple[Key, ...]] = field(default_factory=dict)
+    """Dotted name -> path of a plain value."""
 
 
 def flatten(state: Any, is_tensor: Callable[[Any], bool], what: str, num_bytes: int = 0) -> Flat:
@@ -56,6 +58,7 @@ def flatten(state: Any, is_tensor: Callable[[Any], bool], what: str, num_bytes: 
             flat.tensors[name] = (path, leaf)
         else:
             flat.values[name] = walk.plain(leaf)
+            flat.value_paths[name] = path
     return flat
 
 

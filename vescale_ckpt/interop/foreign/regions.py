@@ -6,7 +6,7 @@ Nearly every format ends here: a byte offset, a dtype, a shape and strides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -17,12 +17,17 @@ from vescale_ckpt.stage.raw import as_integers, memory_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vescale_ckpt.interop.foreign.files import Files
-
 SPAN_BYTES: Final = 8 << 20
 """What is read at once where wanted elements do not lie one after another."""
 _MAX_REPEAT: Final = 16
 _SMALL: Final = 1 << 20
+
+
+class Bytes(Protocol):
+    """What can be read at any place: ``Files``, or a packed member seen unpacked."""
+
+    def read_into(self, name: str, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ def check_region(region: Region, start: int, stop: int, what: str) -> Region:
     return region
 
 
-def fill_region(files: Files, region: Region, box: Box, out: torch.Tensor) -> None:
+def fill_region(files: Bytes, region: Region, box: Box, out: torch.Tensor) -> None:
     """Fill ``out`` with a box of a region; beside it at most about ``SPAN_BYTES`` are in memory.
 
     Args:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import torch
 
 from vescale_ckpt.errors import CorruptionError, FormatError, NotFoundError, StorageError
 from vescale_ckpt.geometry.cover import check_cover
 from vescale_ckpt.interop.foreign.regions import fill_region
+from vescale_ckpt.interop.tensorstore.view import tensorstore
+from vescale_ckpt.interop.zarr.store import to_zarr
 from vescale_ckpt.selection import box_of
 from vescale_storage.digest import digest
 
@@ -47,6 +49,19 @@ class ForeignTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+_SMALL_BYTES: Final = 64 << 20
+_SMALL_SUFFIXES: Final = (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken")
+
+
+def small_files(files: Files) -> tuple[str, ...]:
+    """Return the names of configuration, tokenizer and text files at the top of a folder."""
+    return tuple(
+        name
+        for name, size in files.names().items()
+        if "/" not in name and name.endswith(_SMALL_SUFFIXES) and size <= _SMALL_BYTES
+    )
+
+
 class ForeignSnapshot(abc.ABC):
     """One checkpoint of another library; reading it needs neither that library nor a process group."""
 
@@ -72,6 +87,15 @@ class ForeignSnapshot(abc.ABC):
     @property
     def values(self) -> Mapping[str, Any]:
         """What else is stored: plain values (numbers, texts, lists, ...) by dotted name."""
+        return {}
+
+    @property
+    def value_paths(self) -> Mapping[str, tuple[Key, ...]]:
+        """Where plain values lie in the state, key by key, for those that are not at its top."""
+        return {}
+
+    def take_overflows(self) -> dict[str, int]:
+        """Return, and forget, how many finite values of which tensors became infinite in a cast since the last call."""
         return {}
 
     @property
@@ -135,6 +159,24 @@ class ForeignSnapshot(abc.ABC):
         """Return every tensor by name, in this process's memory; tied names share theirs."""
         found = {name: self.read(name) for name, tensor in self.tensors().items() if tensor.alias_of is None}
         return {name: found[tensor.alias_of or name] for name, tensor in self.tensors().items()}
+
+    def to_zarr(self, *, extensions: bool = False) -> Any:
+        """Return a read-only zarr v3 store over this, lazy; see ``vescale_ckpt.interop.zarr.store``.
+
+        Raises:
+            ConfigError: zarr is not installed.
+        """
+        return to_zarr(self, extensions=extensions)
+
+    def tensorstore(self, path: str) -> Any:
+        """Return one tensor as a lazy, read-only TensorStore.
+
+        Raises:
+            NotFoundError: there is none of this name.
+            InvalidInputError: TensorStore has no such dtype.
+            ConfigError: TensorStore is not installed.
+        """
+        return tensorstore(self, path)
 
     def fingerprint(self) -> bytes:
         """Return 32 bytes that change when the checkpoint does: structure, and size, time and samples of every file."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vescale_ckpt.errors import FormatError, NotFoundError
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.interop.foreign.regions import Chunk, Region, row_major
-from vescale_ckpt.interop.foreign.snapshot import ForeignTensor, RegionSnapshot
+from vescale_ckpt.interop.foreign.snapshot import ForeignTensor, RegionSnapshot, small_files
 from vescale_ckpt.interop.safetensors.dtypes import torch_dtype, torch_shape
 from vescale_ckpt.interop.safetensors.folder import (
     INDEX_NAME,
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from vescale_ckpt.interop.foreign.files import Files
-
-_CARRIED_BYTES: Final = 64 << 20
-_CARRIED: Final = (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken")
 
 
 class SafetensorsSnapshot(RegionSnapshot):
@@ -111,11 +108,7 @@ class SafetensorsSnapshot(RegionSnapshot):
 
     def carried(self) -> tuple[str, ...]:
         """Return the names of the configuration and tokenizer files beside the weights."""
-        return tuple(
-            name
-            for name, size in self.files.names().items()
-            if "/" not in name and name != INDEX_NAME and name.endswith(_CARRIED) and size <= _CARRIED_BYTES
-        )
+        return tuple(name for name in small_files(self.files) if name != INDEX_NAME)
 
     def _chunks(self, tensor: ForeignTensor) -> Sequence[Chunk]:
         file = self._where[tensor.name]

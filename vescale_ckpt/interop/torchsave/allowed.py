@@ -51,6 +51,10 @@ _STORAGE_DTYPES: Final[dict[str, torch.dtype | None]] = {
     "torch.storage.UntypedStorage": None,
     "torch.UntypedStorage": None,
 }
+STORAGES: Final[Mapping[torch.dtype, str]] = MappingProxyType(
+    {dtype_from_name(dtype): f"{name}Storage" for name, dtype in _STORAGES.items()}
+)
+"""Dtypes that have a storage class of their own -> its name in ``torch``."""
 DTYPES: Final[Mapping[str, Any]] = MappingProxyType({f"torch.{name}": dtype_from_name(name) for name in DTYPE_NAMES})
 """Names that stand for themselves."""
 
@@ -189,4 +193,4 @@ def with_makers(makers: Mapping[str, Make], base: Mapping[str, Make] = BASE) -> 
     return MappingProxyType({**base, **makers})
 
 
-__all__ = ["BASE", "DTYPES", "StoredStorage", "StoredTensor", "storage_of", "with_makers", "with_records"]
+__all__ = ["BASE", "DTYPES", "STORAGES", "StoredStorage", "StoredTensor", "storage_of", "with_makers", "with_records"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.interop.foreign.files import Files
     from vescale_ckpt.interop.torchsave.allowed import Make
+    from vescale_ckpt.state.tree import Key
 
 
 def is_stored_tensor(value: Any) -> bool:
@@ -36,7 +37,7 @@ class TorchSaveSnapshot(RegionSnapshot):
         super().__init__(files)
         self._archive = Archive(files, name, makers=makers)
         flat = flatten(self._archive.value, is_stored_tensor, self._archive.what, self._archive.pickle_bytes)
-        self._values = flat.values
+        self._values, self._value_paths = flat.values, flat.value_paths
         self._tensors: dict[str, ForeignTensor] = {}
         self._regions: dict[str, Chunk] = {}
         first: dict[StoredTensor, str] = {}
@@ -55,6 +56,11 @@ class TorchSaveSnapshot(RegionSnapshot):
     def values(self) -> Mapping[str, Any]:
         """Plain values by dotted name."""
         return self._values
+
+    @property
+    def value_paths(self) -> Mapping[str, tuple[Key, ...]]:
+        """Where plain values lie in the state."""
+        return self._value_paths
 
     def _chunks(self, tensor: ForeignTensor) -> Sequence[Chunk]:
         return [self._regions[tensor.name]]

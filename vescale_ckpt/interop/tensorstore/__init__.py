@@ -1,0 +1,1 @@
+"""TensorStore: OCDBT databases read in place, and tensors of snapshots as lazy TensorStores."""

@@ -1,0 +1,1 @@
+"""zarr v3: groups read in place, and snapshots seen as groups."""
