@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "du": "show what runs, snapshots and tensors take, and what sharing saved",
     "verify": "read everything and compare it with its digests",
     "fsck": "hold all objects of a store against one another, and repair",
+    "convert": "turn a checkpoint of one format into another",
     "export": "write a snapshot's tensors as safetensors",
     "tag": "name a snapshot, so that it is kept",
     "rm": "remove snapshots from their run",
