@@ -10,7 +10,10 @@ import torch
 from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor._sharding_prop import LocalLRUCache, ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
@@ -22,14 +25,15 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 __all__ = [
     "HashStore",
     "StridedShard",
     "all_submeshes",
-    "check_operations",
     "default_store",
     "dtensor_handlers",
+    "extend_operations",
     "extend_redistribution",
     "flatten_mesh",
     "function_modes",
@@ -169,14 +173,11 @@ def extend_redistribution(
         move = (current_spec.placements, target_spec.placements)
         if not is_ours(*move):
             return stock(local_tensor, current_spec, target_spec, **options)
-        meta = current_spec.tensor_meta or target_spec.tensor_meta
-        assert meta is not None, "torch gives the shape with every redistribution"  # noqa: S101 - for the type
+        meta: Any = current_spec.tensor_meta or target_spec.tensor_meta
 
-        def torch_move(
-            local: torch.Tensor, old: tuple[Placement, ...], new: tuple[Placement, ...]
-        ) -> torch.Tensor:
-            specs = (DTensorSpec(current_spec.mesh, cuts, tensor_meta=meta) for cuts in (old, new))
-            return stock(local, *specs, **options)
+        def torch_move(local: torch.Tensor, old: tuple[Placement, ...], new: tuple[Placement, ...]) -> torch.Tensor:
+            before, after = (DTensorSpec(current_spec.mesh, cuts, tensor_meta=meta) for cuts in (old, new))
+            return stock(local, before, after, **options)
 
         return redistribute(local_tensor, tuple(meta.shape), current_spec.mesh, move, torch_move)
 
@@ -184,12 +185,21 @@ def extend_redistribution(
         module.redistribute_local_tensor = extended  # type: ignore[attr-defined]
 
 
-def check_operations(check: Callable[[Any, list[tuple[Placement, ...]]], None]) -> None:
-    """Call ``check(op, placements of its DTensors)`` before torch works out an operation's placements the first time."""
-    stock: Any = ShardingPropagator._propagate_tensor_meta_non_cached
+def extend_operations(placements_of: Callable[[Any, list[DTensorSpec]], tuple[Placement, ...] | None]) -> None:
+    """Let ``placements_of(op, specs of its DTensors)`` say the placements of an operation's one result.
 
-    def checked(self: Any, op_schema: Any) -> Any:
-        check(op_schema.op, [spec.placements for spec in op_schema.args_spec])
-        return stock(self, op_schema)
+    The operation then runs on the local tensors as they are. None leaves it to torch. Torch remembers the answer.
+    """
+    stock: Any = ShardingPropagator.propagate_op_sharding_non_cached
 
-    ShardingPropagator._propagate_tensor_meta_non_cached = checked  # type: ignore[method-assign]
+    def extended(self: Any, op_schema: Any) -> Any:
+        placements = placements_of(op_schema.op, list(op_schema.args_spec))
+        if placements is None:
+            return stock(self, op_schema)
+        meta = self._propagate_tensor_meta_non_cached(op_schema)
+        mesh = op_schema.args_spec[0].mesh
+        return OutputSharding(DTensorSpec(mesh, placements, tensor_meta=meta))
+
+    ShardingPropagator.propagate_op_sharding_non_cached = extended  # type: ignore[method-assign]
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding = LocalLRUCache(propagator.propagate_op_sharding_non_cached)

@@ -26,6 +26,10 @@ class Attached:
     seed: int
     """The seed of the model's random numbers."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attached:
+        """A copy of a model lies on the same mesh."""
+        return self
+
 
 def attach(model: nn.Module, attached: Attached) -> None:
     """Let the model carry this."""

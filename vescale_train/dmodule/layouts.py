@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
 from vescale_train.plan.placement import Interleaved, is_interleaved, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -66,3 +66,20 @@ def cut_as(placement: Placement, dim: int) -> Placement:
     if is_interleaved(placement):
         return Interleaved(dim, parts_of(placement))
     return Shard(dim)
+
+
+def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return a value with every tensor in it changed, also those inside lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(mapped(change, one) for one in value)
+    if isinstance(value, tuple):  # a named one, such as what max(dim) returns
+        return (
+            type(value)(*(mapped(change, one) for one in value))
+            if hasattr(value, "_fields")
+            else type(value)([mapped(change, one) for one in value])
+        )
+    if type(value) is dict:
+        return {key: mapped(change, one) for key, one in value.items()}
+    return value

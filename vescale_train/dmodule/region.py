@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 from torch.overrides import TorchFunctionMode
 
-from vescale_train.dmodule.layouts import is_partial, is_replicated, laid, plain
+from vescale_train.dmodule.layouts import is_partial, is_replicated, laid, mapped, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
 _QUESTIONS = frozenset(
@@ -71,7 +71,7 @@ class ExactRegion(TorchFunctionMode):
             answer = func(*args, **kwargs)
             if not isinstance(answer, DTensor):
                 return answer
-        if _writes(func, kwargs):
+        if _writes(func, kwargs) and isinstance(args[0] if args else None, DTensor):
             return func(*args, **kwargs)
         return func(*mapped(plain, args), **mapped(plain, kwargs))
 
@@ -137,23 +137,6 @@ def dtensors_in(*values: Any) -> Iterator[DTensor]:
             yield from dtensors_in(*value)
         elif isinstance(value, dict):
             yield from dtensors_in(*value.values())
-
-
-def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return a value with every tensor in it changed, also those inside lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) in (tuple, list):
-        return type(value)(mapped(change, one) for one in value)
-    if isinstance(value, tuple):  # a named one, such as what max(dim) returns
-        return (
-            type(value)(*(mapped(change, one) for one in value))
-            if hasattr(value, "_fields")
-            else type(value)([mapped(change, one) for one in value])
-        )
-    if type(value) is dict:
-        return {key: mapped(change, one) for key, one in value.items()}
-    return value
 
 
 def _summed(tensor: Tensor) -> Tensor:

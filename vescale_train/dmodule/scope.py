@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from vescale_train.dmodule.layouts import plain
-from vescale_train.torch_private import no_torch_function
+from vescale_train.torch_private import function_modes, is_in_backward, no_torch_function
 
 if TYPE_CHECKING:
     from torch.overrides import TorchFunctionMode
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class Scope:
     """Keeps the region of one model active while any of its modules runs.
 
-    Every module's call counts, and not the model's alone: a checkpointed block runs again in backward, by itself, and
-    somebody may call a part of the model.
+    Every module's call counts, and not the model's alone, since somebody may call a part of the model. In backward,
+    where a checkpointed part runs again, the region stays: that part may be any function, of which only the modules
+    that it calls are seen here. The autograd engine itself puts a thread's modes back after every node that it ran.
     """
 
     def __init__(self, region: TorchFunctionMode) -> None:
         self.region = region
-        self._here = threading.local()
+        self._here = _Here()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Scope:
         """A copy of a model runs under the same rules."""
@@ -37,17 +38,24 @@ class Scope:
             module.register_forward_hook(self._end, always_call=True)
 
     def _begin(self, _module: nn.Module, _args: Any) -> None:
-        depth = getattr(self._here, "depth", 0)
-        if depth == 0:
+        here = self._here
+        if here.depth == 0 and self.region not in function_modes():
             self.region.__enter__()  # type: ignore[no-untyped-call]
-        self._here.depth = depth + 1
+        here.depth += 1
 
     def _end(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        self._here.depth -= 1
-        if self._here.depth:
+        here = self._here
+        here.depth -= 1
+        if here.depth or is_in_backward():
             return None
         self.region.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return whole(output)
+
+
+class _Here(threading.local):
+    """Where a thread stands: how many modules it is inside of."""
+
+    depth = 0
 
 
 def whole(output: Any) -> Any:

@@ -52,6 +52,15 @@ class Plan:
         object.__setattr__(self, "forward", MappingProxyType(forward))
         object.__setattr__(self, "why", MappingProxyType(dict(self.why)))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        """What cannot change need not be copied."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Cross process borders as plain dicts."""
+        forward = {key: dict(edge) if isinstance(edge, Mapping) else edge for key, edge in self.forward.items()}
+        return _rebuilt, (dict(self.parameter), forward, dict(self.why), self.overrides)
+
     @classmethod
     def of(cls, given: Plan | Mapping[str, Any]) -> Plan:
         """Return a plan made of ``{"parameter": {...}, "forward": {...}}``, or the plan itself.
@@ -76,6 +85,10 @@ class Plan:
             return self
         over = Plan.of(other)
         return replace(self, overrides=over if self.overrides is None else self.overrides.overridden(over))
+
+
+def _rebuilt(parameter: Any, forward: Any, why: Any, overrides: Plan | None) -> Plan:
+    return Plan(parameter=parameter, forward=forward, why=why, overrides=overrides)
 
 
 def _placements(key: str, value: Any) -> Placements:

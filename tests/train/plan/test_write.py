@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -36,6 +37,9 @@ def test_json_and_back_is_the_same_plan(plan, over):
     assert back == plan
     assert back.why == plan.why
     assert content_hash(back) == content_hash(plan)
+    function, arguments = plan.__reduce__()  # how it crosses to another process
+    assert function(*arguments) == plan
+    assert copy.deepcopy(plan) is plan
 
 
 @given(plans, plans)

@@ -6,19 +6,39 @@ leave the call to the general rule of the region.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vescale_train.dmodule.layouts import mapped, plain
 from vescale_train.dmodule.rules.attention import attention
 from vescale_train.dmodule.rules.embedding import embedding
 from vescale_train.dmodule.rules.linear import addmm, linear
-from vescale_train.dmodule.rules.pieces import cat, chunk, method_split, split
+from vescale_train.dmodule.rules.pieces import cat, chunk, method_split, split, unbind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+_CONVOLUTIONS = (
+    functional.conv1d,
+    functional.conv2d,
+    functional.conv3d,
+    functional.conv_transpose1d,
+    functional.conv_transpose2d,
+    functional.conv_transpose3d,
+)
+"""Torch cuts these along the picture alone, and its backward takes a cut kernel for a whole one."""
+
+
+def whole(function: Callable[..., Any], _mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+    """Run a function on gathered tensors."""
+    return function(*mapped(plain, args), **mapped(plain, kwargs))
+
 
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     functional.linear: linear,
@@ -30,6 +50,9 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     Tensor.split: method_split,
     torch.chunk: chunk,
     Tensor.chunk: chunk,
+    torch.unbind: unbind,
+    Tensor.unbind: unbind,
+    **{function: partial(whole, function) for function in _CONVOLUTIONS},
 }
 
 __all__ = ["RULES"]

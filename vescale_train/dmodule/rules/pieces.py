@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from vescale_train.dmodule.layouts import laid, sharded_dim, wrap
+from vescale_train.dmodule.layouts import is_partial, is_replicated, laid, plain, sharded_dim, wrap
 from vescale_train.plan.placement import is_interleaved, parts_of
 
 if TYPE_CHECKING:
@@ -39,17 +39,42 @@ def cat(mesh: DeviceMesh, tensors: Any, dim: int = 0) -> Any:
     return torch.cat([laid(one, mesh, [Replicate()]) if not isinstance(one, DTensor) else one for one in kept], dim)
 
 
+def unbind(mesh: DeviceMesh, tensor: Tensor, dim: int = 0) -> Any:
+    """``tensor.unbind``."""
+    pieces = _apart(mesh, tensor, 1, dim)
+    return pieces if pieces is NotImplemented else tuple(piece.squeeze(dim) for piece in pieces)
+
+
 def _apart(mesh: DeviceMesh, tensor: Tensor, sizes: Any, dim: int) -> Any:
-    """Return the parts, if it is these that are interleaved along this dim and each is shared out evenly."""
-    if not isinstance(tensor, DTensor) or not is_interleaved(tensor.placements[0]):
+    """Return the parts: from what a rank holds, if it is these that are interleaved, else one by one.
+
+    One by one, because torch's backward of a split fills in plain zeros for a part that nobody used, which do not mix
+    with the DTensors of the others.
+    """
+    if not isinstance(tensor, DTensor) or is_replicated(tensor) or is_partial(tensor):
         return NotImplemented
     dim %= tensor.ndim
-    num_parts = parts_of(tensor.placements[0])
-    part, left = divmod(tensor.shape[dim], num_parts)
-    wanted = [sizes] * -(-tensor.shape[dim] // sizes) if isinstance(sizes, int) else list(sizes)
-    if sharded_dim(tensor) != dim or left or part % mesh.size() or wanted != [part] * num_parts:
-        return NotImplemented
-    shape = list(tensor.shape)
-    shape[dim] = part
-    locals_ = torch.split(tensor.to_local(), part // mesh.size(), dim)
-    return tuple(wrap(local, mesh, Shard(dim), shape) for local in locals_)
+    length = tensor.shape[dim]
+    if isinstance(sizes, int):
+        wanted = [min(sizes, length - start) for start in range(0, length, sizes)] if sizes > 0 else []
+    else:
+        wanted = list(sizes)
+    if sum(wanted) != length:
+        return NotImplemented  # a fault of the caller: torch says which
+    if _interleaves(mesh, tensor, wanted, dim):
+        shape = list(tensor.shape)
+        shape[dim] = wanted[0]
+        held = torch.split(tensor.to_local(), wanted[0] // mesh.size(), dim)
+        return tuple(wrap(local, mesh, Shard(dim), shape) for local in held)
+    if sharded_dim(tensor) == dim:
+        return torch.split(plain(tensor), wanted, dim)
+    starts = (sum(wanted[:n]) for n in range(len(wanted)))
+    return tuple(tensor.narrow(dim, start, size) for start, size in zip(starts, wanted, strict=True))
+
+
+def _interleaves(mesh: DeviceMesh, tensor: DTensor, wanted: list[int], dim: int) -> bool:
+    """Return whether every rank holds an even share of each of these parts."""
+    placement = tensor.placements[0]
+    if not is_interleaved(placement) or sharded_dim(tensor) != dim:
+        return False
+    return len(set(wanted)) == 1 and len(wanted) == parts_of(placement) and wanted[0] % mesh.size() == 0
