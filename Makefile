@@ -4,13 +4,13 @@ PYTHON ?= python3
 PIP_INSTALL = .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
 INSTALLED = .venv/.installed
 
-.PHONY: help demo demo-s3 test lint types imports bench wheel-test clean
+.PHONY: help demo demo-s3 test browser-test lint types imports bench wheel-test clean
 
 help:
 	@echo "make demo      train, kill, resume on other layouts, compare; a few minutes"
 	@echo "make demo-s3   the same against an S3 server on this machine"
 	@echo "make test      lint, types, import rules and all tests"
-	@echo "make lint | types | imports | wheel-test | bench | clean"
+	@echo "make lint | types | imports | wheel-test | browser-test | bench | clean"
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/nanogpt/demo.py
@@ -23,6 +23,10 @@ TEST_WORKERS ?= 2
 
 test: lint types imports
 	.venv/bin/python -m pytest --numprocesses=$(TEST_WORKERS) --dist=worksteal
+
+# The report in a real browser; needs Chromium (apt-get install chromium).
+browser-test: $(INSTALLED)
+	.venv/bin/python -m pytest -m browser tests/tools/report
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
@@ -41,6 +45,10 @@ wheel-test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	.venv/bin/python -m benchmarks
+
+# The same questions on small states; minutes, not an hour.
+bench-quick: $(INSTALLED)
+	.venv/bin/python -m benchmarks --quick
 
 clean:
 	rm -rf .venv dist demo-out

@@ -29,7 +29,7 @@ def test_every_command_has_the_common_options(command):
 
 
 def test_what_changes_something_can_be_tried_first(command):
-    for name in ("export", "tag", "rm", "prune", "gc", "repack"):
+    for name in ("export", "tag", "rm", "prune", "gc", "repack", "mirror", "fsck", "report", "doctor"):
         assert "--dry-run" in command(name, "--help").out
 
 
