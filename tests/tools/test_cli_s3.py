@@ -45,3 +45,21 @@ def test_credentials_from_the_environment(command, saved, monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     endpoint = f"--storage-option=client_kwargs.endpoint_url={saved.storage_options['endpoint_url']}"
     assert command("ls", saved.url, endpoint).code == 0
+
+
+def test_comparing_measuring_and_thinning_out_on_s3(command, saved, tmp_path):
+    with (
+        vc.open_store(saved.url, storage_options=saved.storage_options) as store,
+        vc.Checkpointer(store, "run") as checkpointer,
+    ):
+        checkpointer.save(2, {"model": {"w": torch.arange(1000.0) + 1}})
+    common = (*options(saved), "--json")
+    found = command("diff", saved.url, "run@1", "run@2", *common).json
+    assert found["tensors"][0]["compared"]["max_abs"] == 1.0
+    assert command("du", saved.url, *common).json["stored_bytes"] == 8000
+    assert command("cat", saved.url, "run@2", "model.w[:3]", *common).json["values"] == [1.0, 2.0, 3.0]
+    assert command("report", saved.url, "run", "-o", tmp_path / "p.html", *common).json["snapshots"] == 2
+    assert command("prune", saved.url, "run", "--keep-last", "1", *common).json["runs"][0]["deleted"] == [1]
+    assert command("gc", saved.url, "--grace", "0", *common).json["done"]["deleted"]["packs"]["objects"] == 1
+    assert command("verify", saved.url, "--deep", *common).json["ok"] is True
+    assert command("fsck", saved.url, *common).json["findings"] == []
