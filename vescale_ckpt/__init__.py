@@ -6,6 +6,7 @@ from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.interop.foreign.detect import open_foreign
 from vescale_ckpt.loading.loader import LoadReport
+from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.retention import RetentionPolicy
 from vescale_ckpt.saving.exits import finish_on_sigterm
 from vescale_ckpt.saving.handle import SaveHandle, SaveReport, SaveState
@@ -14,6 +15,7 @@ from vescale_ckpt.snapshot import Snapshot
 from vescale_ckpt.state.per_rank import PerRank, RankPlace
 from vescale_ckpt.state.sharded_view import ShardedView
 from vescale_ckpt.store import Store, open_store
+from vescale_ckpt.trace import merge_traces
 
 __all__ = [
     "Box",
@@ -22,6 +24,7 @@ __all__ = [
     "LoadReport",
     "PerRank",
     "RankPlace",
+    "ReadCost",
     "ReadOptions",
     "RetentionPolicy",
     "SaveHandle",
@@ -33,6 +36,7 @@ __all__ = [
     "Store",
     "finish_on_sigterm",
     "load",
+    "merge_traces",
     "open_foreign",
     "open_store",
     "save",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vescale_storage.refs import Ref
 
 
-_BATCH_BYTES = 128 << 20
+_BATCH_BYTES = 64 << 20
 """Of chunks, between two looks at how much of a file's memory this process holds."""
 
 

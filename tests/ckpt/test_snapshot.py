@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 import vescale_ckpt as vc
-from vescale_ckpt.errors import CorruptionError, InvalidInputError, MismatchError, NotFoundError
+from vescale_ckpt.errors import (
+    CorruptionError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
 from vescale_storage import loop
 from vescale_storage.keys import pack_key
 
@@ -196,3 +202,32 @@ def test_verifying_finds_nothing_wrong_or_says_what():
     assert "cannot load 'w'" in report.problems[0]
     with pytest.raises(CorruptionError, match="cannot load 'w'"):
         store["r"].read("w")
+
+
+def test_the_whole_state_may_lie_in_a_file(store, tensors, tmp_path):
+    snapshot = store["r"]
+    state, expected = snapshot.full_state_dict(tmp_path / "made"), snapshot.state_dict()
+    assert state.keys() == expected.keys()
+    assert torch.equal(state["t"]["large"], tensors["large"])
+    assert state["tied"].data_ptr() == state["t"]["large"].data_ptr(), "ties are one memory"
+    assert torch.equal(state["model"]["1.weight"], expected["model"]["1.weight"])
+    assert np.array_equal(state["array"], expected["array"])
+    assert (state["blob"], state["file"].getvalue()) == (expected["blob"], expected["file"].getvalue())
+    assert (state["none"].shape, state["values"], state["rng"]) == ((0, 3), expected["values"], {0: {"seed": 4}})
+    (file,) = (tmp_path / "made").iterdir()
+    raw = file.read_bytes()
+    assert tensors["large"].numpy().tobytes() in raw, "it is in the file"
+    assert len(raw) < 1.01 * tensors["large"].nbytes + 10_000
+    file.unlink()
+    assert torch.equal(state["t"]["large"], tensors["large"]), "and may go from there"
+
+
+def test_a_file_of_what_could_not_be_read_is_not_left_behind(tmp_path):
+    store = vc.open_store(f"memory://{uuid.uuid4().hex}")
+    with vc.Checkpointer(store, "r") as checkpointer:
+        checkpointer.save(0, {"w": torch.arange(500_000)})
+    key = pack_key(store["r"].manifest.packs[0].name)
+    loop.run(store.backend.delete(key))
+    with pytest.raises(ObjectNotFoundError):
+        store["r"].full_state_dict(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vescale_ckpt.adapters.draft import Draft, Ranks
 from vescale_ckpt.adapters.options import RestoreOptions, Selector
-from vescale_ckpt.adapters.rebuild import NOTHING, Rebuilder
+from vescale_ckpt.adapters.rebuild import NOTHING, NewMemory, Rebuilder
 from vescale_ckpt.errors import StateError
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ class FreshState:
         return self._state
 
 
-def fresh_state(stored: Node, tensors: Mapping[Path, TensorRecord], *, rank: int | None = None) -> FreshState:
+def fresh_state(
+    stored: Node, tensors: Mapping[Path, TensorRecord], *, rank: int | None = None, empty: NewMemory | None = None
+) -> FreshState:
     """Return a state made as a snapshot has it: dicts, lists, whole CPU tensors, numpy arrays, bytes.
 
     Modules and optimizers come as dicts by global name. Stored aliases share their memory. A per-rank value is the
     ``PerRank`` of ``rank``; without a rank it is a dict of all ranks' values. ``tensors`` are in the order of the
-    manifest, which ``alias_of`` counts in.
+    manifest, which ``alias_of`` counts in. ``empty`` makes the memory of tensors, in the place of ``torch.empty``.
     """
     draft = Draft(stored, tensors, Selector(RestoreOptions()), ranks=Ranks(rank=rank), same_content=None)
-    maker = Rebuilder(draft).make(NOTHING, stored, (), ())
+    maker = Rebuilder(draft, empty=empty).make(NOTHING, stored, (), ())
     return FreshState(draft, maker)

@@ -11,7 +11,7 @@ import collections
 import copy
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vescale_ckpt.adapters.draft import Draft, Maker
+
+NewMemory: TypeAlias = "Callable[[tuple[int, ...], torch.dtype], torch.Tensor]"
+"""Makes a new CPU tensor of a shape and dtype."""
 
 NOTHING: Final = object()
 """There is no template."""
@@ -80,10 +83,12 @@ class Rebuilder:
         live: Callable[[Any, Node, Path, Path], Maker | None] | None = None,
         *,
         device: torch.device | None = None,
+        empty: NewMemory | None = None,
     ) -> None:
         self._draft = draft
         self._live = live
         self._device = device or torch.device("cpu")
+        self._empty = empty
         self.per_ranks = PerRankRestorer(draft, lambda node, stored, target: self.make(NOTHING, node, stored, target))
 
     def make(self, template: Any, node: Node, stored: Path, target: Path) -> Maker:  # noqa: PLR0911 - one a node
@@ -182,7 +187,7 @@ class Rebuilder:
             stored,
             target,
             key=str(device),
-            make=lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device),
+            make=self._empty or (lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)),
         )
         return _constant(tensor.numpy() if record.kind == LeafKind.NUMPY.value else tensor)
 

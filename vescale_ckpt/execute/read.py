@@ -12,13 +12,14 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, StorageError, VeScaleError
+from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.stage.raw import memory_of
 from vescale_ckpt.stage.threads import settle_torch
 from vescale_ckpt.state.dtypes import item_bytes
@@ -30,6 +31,7 @@ from vescale_storage.pack import Codec, check_tail, decode_chunk, footer_bytes, 
 from vescale_storage.ranges import coalesce
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from vescale_ckpt.format.records import Manifest, PackRecord
@@ -54,6 +56,10 @@ class ReadOptions:
     """Bytes between two ranges that are read along rather than asked for apart."""
     num_workers: int = 4
     """Threads that read, verify and copy; each holds one span."""
+    cost: ReadCost = field(default_factory=ReadCost)
+    """Whether ranks that need the same bytes share the reading; rank 0's counts for all."""
+    trace_folder: str | os.PathLike[str] | None = None
+    """Where each rank writes when its phases began and ended, a file a load; see ``merge_traces``. None: nowhere."""
 
 
 @dataclass(slots=True)

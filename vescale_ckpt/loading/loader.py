@@ -1,8 +1,8 @@
 """Load: the story of one load, from a snapshot to the caller's state, on any layout.
 
 Everything is validated before anything of the caller's is touched. Then every rank reads the chunks that it alone
-needs; those that several ranks need are read by one of them and exchanged, in rounds of bounded memory. Last, plain
-values are installed.
+needs; those that several ranks need are read by one of them and exchanged, in rounds of bounded memory, unless each
+reads them faster. Last, plain values are installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from vescale_ckpt.execute.fill import Filler
 from vescale_ckpt.execute.manifests import fetch_manifest, open_manifest
 from vescale_ckpt.execute.read import Reader, ReadOptions
 from vescale_ckpt.plan.load_plan import ChunkNeed, Want, chunks_needed, same_bytes
+from vescale_ckpt.plan.read_cost import RECORD_BYTES, ReadCost
 from vescale_ckpt.plan.read_share import NOBODY, ReadShare, share_reads
+from vescale_ckpt.trace import Phases, write_trace
 from vescale_storage.ref_records import SnapshotName, decode_ref, encode_ref
 
 if TYPE_CHECKING:
@@ -100,23 +102,26 @@ class Loader:
     ) -> LoadReport:
         """Fill ``state`` in place from ``run@step`` (None: the newest) and return what it took."""
         began = time.monotonic()
-        seconds: dict[str, float] = {}
+        phases = Phases()
         ref, manifest = self._open(run, step)
-        seconds["open"] = time.monotonic() - began
+        phases.end("open", began)
         phase = f"loading {ref.run}@{ref.step}"
         mark = time.monotonic()
         plan = self._plan(state, ref, manifest, options)
-        seconds["plan"] = time.monotonic() - mark
+        phases.end("plan", mark)
         mark = time.monotonic()
         if verify_first:
             self._read(manifest, plan, Filler(manifest, ()), phase, fill=False)
         filler = Filler(manifest, plan.pieces)
         reader, exchanged = self._read(manifest, plan, filler, phase, fill=True)
-        seconds["read"] = time.monotonic() - mark
+        phases.end("read", mark)
         mark = time.monotonic()
         self._group.attempt(phase, plan.restore.finish)
-        seconds["finish"] = time.monotonic() - mark
-        seconds["total"] = time.monotonic() - began
+        phases.end("finish", mark)
+        phases.end("total", began, "whole load")
+        if self._read_options.trace_folder is not None:
+            title = f"{ref.run}@{ref.step} load"
+            write_trace(self._read_options.trace_folder, phases, title=title, rank=self._group.rank)
         return LoadReport(
             run=ref.run,
             step=ref.step,
@@ -130,7 +135,7 @@ class Loader:
             reread=reader.counters.reread,
             healed=reader.counters.healed,
             notes=plan.restore.notes,
-            seconds=seconds,
+            seconds=phases.seconds,
         )
 
     def _open(self, run: str, step: int | None) -> tuple[Ref, Manifest]:
@@ -171,8 +176,10 @@ class Loader:
         restore, pieces, needs = self._group.attempt(phase, prepare)
         self._refuse(ref, (*restore.problems, *self._unexpected(manifest, restore, options)))
         rows = np.array([need.row for need in needs], dtype="<i8")
-        needed = [np.frombuffer(data, dtype="<i8") for data in self._group.all_gather(rows.tobytes())]
-        share = share_reads(manifest, needed, rank=self._group.rank, round_bytes=_ROUND_BYTES)
+        told = self._group.all_gather(self._read_options.cost.encode() + rows.tobytes())
+        needed = [np.frombuffer(data, dtype="<i8", offset=RECORD_BYTES) for data in told]
+        cost = ReadCost.decode(told[0][:RECORD_BYTES])
+        share = share_reads(manifest, needed, rank=self._group.rank, round_bytes=_ROUND_BYTES, cost=cost)
         return _Plan(
             restore=restore,
             pieces=pieces,

@@ -1,8 +1,8 @@
 """The share of reading: of the stored chunks that all ranks need, which rank reads which, and in which rounds.
 
-A chunk that several ranks need is read by one of them and handed to the others, so storage gives every byte once. Every
-rank makes the same division from the rows that all ranks need, and keeps what concerns itself; thousands of ranks and
-millions of rows are sorted and not looped over.
+A chunk that several ranks need is read by one of them and handed to the others, so storage gives every byte once, as
+long as that is not slower than reading it several times. Every rank makes the same division from the rows that all
+ranks need, and keeps what concerns itself; thousands of ranks and millions of rows are sorted and not looped over.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.plan.rows import water_levels
 from vescale_ckpt.state.dtypes import item_bytes
 from vescale_storage.codec import Codec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 NOBODY = -1
+_DEFAULT_COST = ReadCost()
 RAW = int(Codec.RAW)
 _MOST_ROWS_AT_ONCE = 4096
 
@@ -35,11 +37,12 @@ class ReadShare:
     """What one rank reads, and what it exchanges with the others."""
 
     own: Int64s
-    """Rows that this rank reads and nobody else needs."""
+    """Rows that this rank reads for itself: nobody else needs them, or whoever does reads them too."""
     rounds: tuple[SharedRound, ...]
     """What of the rows that several ranks need concerns this one; as many rounds on every rank, some of them empty."""
     reader: npt.NDArray[np.int32]  # [num_chunks]
-    """The rank that reads each row, ``NOBODY`` where nobody needs it; the same on all ranks."""
+    """The rank that reads each row, the lowest where several do, ``NOBODY`` where nobody needs it; the same on all
+    ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,18 @@ class _Shared:
         """How many ranks need each row."""
         return np.diff(self.start)
 
+    def take(self, keep: npt.NDArray[np.bool_]) -> _Shared:
+        """Return some of the rows."""
+        counts = self.counts
+        rank = self.rank[np.repeat(keep, counts)]
+        start = np.concatenate([[0], np.cumsum(counts[keep])])
+        return _Shared(self.rows[keep], rank, start, self.stored_bytes[keep], self.raw_bytes[keep])
 
-def share_reads(manifest: Manifest, needed: Sequence[Int64s], *, rank: int, round_bytes: int) -> ReadShare:
-    """Divide the rows that all ranks need into those that one rank needs and those to read once and exchange.
+
+def share_reads(
+    manifest: Manifest, needed: Sequence[Int64s], *, rank: int, round_bytes: int, cost: ReadCost = _DEFAULT_COST
+) -> ReadShare:
+    """Divide the rows that all ranks need into those to read by whoever needs them and those to read once and exchange.
 
     Args:
         manifest: what is loaded.
@@ -78,6 +90,7 @@ def share_reads(manifest: Manifest, needed: Sequence[Int64s], *, rank: int, roun
         rank: whose share to return.
         round_bytes: how many bytes of chunks any one rank holds, sends and receives in a round, unless a single chunk
             is more.
+        cost: whether to share what several ranks need; must be the same on all ranks.
     """
     lengths = np.array([len(rows) for rows in needed], dtype=np.int64)
     every = np.concatenate(needed) if needed else np.empty(0, dtype=np.int64)
@@ -86,11 +99,19 @@ def share_reads(manifest: Manifest, needed: Sequence[Int64s], *, rank: int, roun
     reader = np.full(len(manifest.chunks), NOBODY, dtype=np.int32)
     alone = count[every] == 1
     reader[every[alone]] = by[alone]
-    own = needed[rank][count[needed[rank]] == 1]
     shared = _gather(manifest, every[~alone], by[~alone])
+    loads = np.bincount(by[alone], weights=manifest.chunks.length[every[alone]], minlength=len(needed)).astype(np.int64)
+    is_own = count == 1
+    if shared.rows.size:
+        direct = _read_by_all(shared, cost)
+        many = shared.take(direct)
+        is_own[many.rows] = True
+        reader[many.rows] = many.rank[many.start[:-1]]
+        np.add.at(loads, many.rank, np.repeat(many.stored_bytes, many.counts))
+        shared = shared.take(~direct)
+    own = needed[rank][is_own[needed[rank]]]
     if not shared.rows.size:
         return ReadShare(own, (), reader)
-    loads = np.bincount(by[alone], weights=manifest.chunks.length[every[alone]], minlength=len(needed)).astype(np.int64)
     readers = _choose_readers(shared, loads)
     reader[shared.rows] = readers
     rounds = [
@@ -121,6 +142,14 @@ def _gather(manifest: Manifest, every: Int64s, by: Int64s) -> _Shared:
     rows = every[first]
     stored = manifest.chunks.length[rows].astype(np.int64)
     return _Shared(rows, by[order], np.append(first, every.size), stored, raw_bytes_of(manifest, rows))
+
+
+def _read_by_all(shared: _Shared, cost: ReadCost) -> npt.NDArray[np.bool_]:
+    """Return which rows are not worth an exchange: whoever needs them reads them."""
+    direct = np.zeros(len(shared.rows), dtype=np.bool_)
+    for members, places in _sets(shared):
+        direct[places] = not cost.shares(len(members), int(shared.stored_bytes[places].sum()))
+    return direct
 
 
 def _choose_readers(shared: _Shared, loads: Int64s) -> Int64s:

@@ -27,6 +27,7 @@ from vescale_ckpt.saving.handle import SaveReport, SaveState
 from vescale_ckpt.saving.phases import naming
 from vescale_ckpt.saving.pools import Pools, make_pools
 from vescale_ckpt.stage.threads import settle_torch
+from vescale_ckpt.trace import write_trace
 from vescale_storage import loop
 from vescale_storage.digest import digest
 from vescale_storage.pack import Codec
@@ -85,8 +86,10 @@ class Background:
             try:
                 report = self._attempts(job)
                 self._retain(report)
+                self._trace(job)
                 job.handle.end(report)
             except BaseException as error:  # noqa: BLE001 -- a thread hands every error to its future
+                self._trace(job)
                 # What was in flight may still refer to these blocks, so they are not used again.
                 self.pools = Pools(self.pools.slabs, make_pools(self._options.host_budget_bytes).blocks)
                 job.handle.end(error)
@@ -103,6 +106,12 @@ class Background:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the snapshot is there
             _log.warning("after the save of %s@%d, retention failed: %s", self._run, report.step, error)
         report.seconds["retain"] = time.monotonic() - began
+
+    def _trace(self, job: Job) -> None:
+        """Write this rank's trace where the options ask for one, also of a save that failed."""
+        if self._options.trace_folder is not None:
+            title = f"{self._run}@{job.handle.step} save"
+            write_trace(self._options.trace_folder, job.phases, title=title, rank=self._rank)
 
     def _attempts(self, job: Job) -> SaveReport:
         """Run a job, and again where the policy says so and trying again can help.
@@ -138,7 +147,7 @@ class Background:
             with naming("writing", name, self._rank):
                 written = self._write(job)
             job.handle.advance(SaveState.DURABLE)
-            job.seconds["write"] = time.monotonic() - began
+            job.phases.end("write", began, "background")
             began = time.monotonic()
             with naming("committing", name, self._rank):
                 ref, manifest = commit(
@@ -149,10 +158,10 @@ class Background:
                     per_rank=job.per_rank,
                     metadata=job.metadata,
                 )
-            job.seconds["commit"] = time.monotonic() - began
+            job.phases.end("commit", began, "background")
         if manifest is not None:
             self._store.keep(ref, manifest)
-        job.seconds["total"] = time.monotonic() - job.began
+        job.phases.end("total", job.began, "whole save")
         return self._report(job, ref, written)
 
     def _write(self, job: Job) -> Written:
@@ -235,7 +244,7 @@ class Background:
             attempts=job.attempts + 1,
             imbalance=float(loads.max()) / mean if mean else 1.0,
             peak_host_bytes=self.pools.peak_bytes,
-            seconds=dict(job.seconds),
+            seconds=dict(job.phases.seconds),
         )
 
 

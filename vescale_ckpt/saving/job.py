@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vescale_ckpt.trace import Phases
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -94,8 +96,7 @@ class Job:
     compared: frozenset[int]
     """Tensors whose copies on several ranks are compared."""
     parts: PartQueue
-    seconds: dict[str, float] = field(default_factory=dict)
-    """By phase."""
+    phases: Phases = field(default_factory=Phases)
     began: float = field(default_factory=time.monotonic)
     attempts: int = 0
     """How often it was begun again."""

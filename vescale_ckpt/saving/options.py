@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vescale_ckpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    import os
 
 SMALLEST_BUDGET_BYTES = 32 << 20
 
@@ -35,6 +39,8 @@ class SaveOptions:
     codec: str = "raw"
     """``raw`` or ``zstd``."""
     pack_bytes: int = 64 << 20
+    trace_folder: str | os.PathLike[str] | None = None
+    """Where each rank writes when its phases began and ended, a file a save; see ``merge_traces``. None: nowhere."""
 
     def __post_init__(self) -> None:
         if self.host_budget_bytes is not None and self.host_budget_bytes < SMALLEST_BUDGET_BYTES:

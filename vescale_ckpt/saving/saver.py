@@ -92,7 +92,7 @@ class Saver:
             parts=PartQueue(keep=self._options.retries > 0),
             began=began,
         )
-        job.seconds["plan"] = time.monotonic() - began
+        job.phases.end("plan", began)
         self._handles.append(job.handle)
         finish_at_exit(job.handle)
         self._background.pools.slabs.reset_peak()
@@ -169,7 +169,7 @@ class Saver:
         if blocking:
             self._copy(job, stager, parts, leaves, in_place=True)
             job.parts.end()
-            job.seconds["stage"] = time.monotonic() - began
+            job.phases.end("stage", began)
             return
         later: list[Part] = []
         optimizers = list(find_optimizers(state))
@@ -179,7 +179,7 @@ class Saver:
             chosen = {id(part) for part in later}
             parts = [part for part in parts if id(part) not in chosen]
         self._copy(job, stager, parts, leaves, in_place=False)
-        job.seconds["stage"] = time.monotonic() - began
+        job.phases.end("stage", began)
         if later:
             self._copy_behind(job, lambda: self._copy(job, stager, later, leaves, in_place=False), optimizers)
         else:
@@ -200,7 +200,7 @@ class Saver:
             except BaseException as error:  # noqa: BLE001 -- the queue carries it to the background, which reports it
                 job.parts.end(error)
             finally:
-                job.seconds["stage_overlapped"] = time.monotonic() - began
+                job.phases.end("stage_overlapped", began, "staging")
                 for hook in hooks:
                     hook.remove()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 import uuid
 
@@ -22,6 +23,7 @@ from vescale_ckpt.errors import (
 )
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.loading.loader import Loader
+from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.saving.options import SaveOptions
 from vescale_ckpt.saving.saver import Saver
 from vescale_ckpt.state.per_rank import PerRank
@@ -128,6 +130,21 @@ def test_copies_on_all_ranks_are_read_once_and_exchanged():
     assert sum(reads) == tensor.nbytes
     assert max(reads) <= 0.5 * tensor.nbytes
     assert all(report.bytes_read + report.bytes_exchanged == tensor.nbytes for _, report in outcomes)
+
+
+def test_copies_are_read_by_each_rank_where_rank_0_finds_that_faster():
+    tensor = full()
+    backend = save(storage(), lambda _: {"w": tensor})
+    local = ReadCost(rank_bytes_per_second=9e9, storage_bytes_per_second=math.inf, link_bytes_per_second=1e9)
+
+    def body(group):
+        read = ReadOptions(cost=local if group.rank == 0 else ReadCost())
+        state = {"w": torch.zeros(SHAPE)}
+        return state, load(backend, group, state, read=read)
+
+    for state, report in all_well(run_ranks(3, body)):
+        assert torch.equal(state["w"], tensor)
+        assert (report.bytes_read, report.bytes_exchanged) == (tensor.nbytes, 0)
 
 
 def test_the_newest_step_or_the_one_asked_for_on_all_ranks():

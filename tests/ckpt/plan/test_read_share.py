@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.layout.layout import Layout, spans
 from vescale_ckpt.layout.placement import Shard
 from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.plan.read_share import NOBODY, raw_bytes_of, share_reads
 from vescale_storage.codec import Codec
 
@@ -210,3 +212,43 @@ def test_decoded_sizes_do_not_depend_on_the_codec():
     rows = np.arange(len(raw.chunks))
     assert raw_bytes_of(packed, rows).tolist() == raw_bytes_of(raw, rows).tolist() == raw.chunks.length.tolist()
     assert raw_bytes_of(packed, rows[3:7]).tolist() == raw.chunks.length[3:7].tolist()
+
+
+NEVER = ReadCost(rank_bytes_per_second=1e12, storage_bytes_per_second=math.inf, link_bytes_per_second=1.0)
+
+
+def test_where_exchanging_is_slower_all_read_for_themselves():
+    manifest = stored([record(shape=(640, 64), tile=(8, 8))], [[Box.whole((640, 64))]])
+    needed = needed_by(manifest, [[Box.whole((640, 64))], [Box((0, 0), (320, 64))], []])
+    for rank, rows in enumerate(needed):
+        share = share_reads(manifest, needed, rank=rank, round_bytes=PLENTY, cost=NEVER)
+        assert np.array_equal(share.own, rows)
+        assert share.rounds == ()
+        assert (share.reader == 0).all(), "the lowest of those that read a row proves its pack"
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_every_row_is_read_by_all_that_need_it_or_exchanged_and_all_ranks_agree(data):
+    """Sets of few ranks read, sets of many exchange."""
+    shape, world_size = (48, 32), data.draw(st.integers(2, 6))
+    manifest = stored([record(shape=shape, tile=(8, 8))], [[Box.whole(shape)]])
+    rows = np.arange(len(manifest.chunks))
+    needed = [rows[np.array(data.draw(st.lists(st.booleans(), min_size=24, max_size=24)))] for _ in range(world_size)]
+    cost = ReadCost(rank_bytes_per_second=2.0, storage_bytes_per_second=6.0, link_bytes_per_second=1.2)
+    every = [share_reads(manifest, needed, rank=rank, round_bytes=PLENTY, cost=cost) for rank in range(world_size)]
+    assert len({len(share.rounds) for share in every}) == 1
+    for row in rows.tolist():
+        who = [rank for rank in range(world_size) if row in needed[rank]]
+        own = [rank for rank in who if row in every[rank].own]
+        if not who:
+            assert every[0].reader[row] == NOBODY
+        elif len(who) > 1 and cost.shares(len(who), 1):
+            assert own == []
+            turns = [turn for turn in every[who[0]].rounds if row in turn.rows]
+            assert len(turns) == 1
+            assert turns[0].reader[turns[0].rows == row] == every[who[0]].reader[row]
+            assert every[who[0]].reader[row] in who
+        else:
+            assert own == who
+            assert every[0].reader[row] == who[0]
