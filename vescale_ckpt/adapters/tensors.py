@@ -116,7 +116,7 @@ def dtensor_layout(tensor: DTensor, what: str) -> layouts.Layout:
         LayoutError: a placement that no box describes, such as a pending sum.
     """
     for placement in tensor.placements:
-        if not isinstance(placement, Replicate | Shard | _StridedShard):
+        if not isinstance(placement, Replicate | Shard | _StridedShard) and not _is_named(placement):
             _refuse_placement(placement, what)
     # The order of cuts on one dim has no public name; where it is not that of the axes it is part of the layout.
     shard_order = getattr(tensor._spec, "shard_order", None) or ()  # noqa: SLF001
@@ -128,6 +128,8 @@ def _layout(
     mesh_shape: tuple[int, ...], cuts: tuple[Any, ...], shard_order: tuple[Any, ...], ndim: int
 ) -> layouts.Layout:
     ours = tuple(_placement(cut, ndim) for cut in cuts)
+    if any(map(_is_named, cuts)):  # they cut what all others have left
+        return layouts.Layout(mesh_shape, ours, order=tuple(sorted(range(len(cuts)), key=lambda i: _is_named(cuts[i]))))
     order = [axis for entry in shard_order for axis in entry.mesh_dims]
     if all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in shard_order):
         return layouts.Layout(mesh_shape, ours)
@@ -166,7 +168,14 @@ def _places(
     )
 
 
+def _is_named(placement: Any) -> bool:
+    """Return whether a placement that torch does not know says itself which of ours it is."""
+    return callable(getattr(placement, "checkpoint_placement", None))
+
+
 def _placement(placement: Any, ndim: int) -> placements.Placement:
+    if _is_named(placement):
+        return placement.checkpoint_placement()  # type: ignore[no-any-return]
     if isinstance(placement, Replicate):
         return placements.Replicate()
     if isinstance(placement, _StridedShard):
