@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 from torch.overrides import TorchFunctionMode
@@ -19,7 +20,6 @@ from vescale_train.dmodule.layouts import is_partial, is_replicated, laid, mappe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
 _QUESTIONS = frozenset(
@@ -49,6 +49,9 @@ _QUESTIONS = frozenset(
 """Functions that ask about a tensor, or about its graph, and that DTensor answers for the whole of it."""
 
 
+_KEEPERS = (Tensor.detach, Tensor.requires_grad_)
+"""Functions whose result is laid out as their argument: wrappers around modules make parameters by these."""
+
 _RESHAPES = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "contiguous"})
 """Functions of which the terms of a sum may be arguments: the sum can wait until the plan says who wants it."""
 
@@ -69,7 +72,7 @@ class ExactRegion(TorchFunctionMode):
             return func(*args, **kwargs)
         if _asks(func):
             answer = func(*args, **kwargs)
-            if not isinstance(answer, DTensor):
+            if not isinstance(answer, DTensor) or func in _KEEPERS:
                 return answer
         if _writes(func, kwargs) and isinstance(args[0] if args else None, DTensor):
             return func(*args, **kwargs)
@@ -150,7 +153,7 @@ def _plain_if_whole(tensor: Tensor) -> Tensor:
 
 def _asks(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
-    return name in {"__get__", "__set__"} or name in _QUESTIONS
+    return name in {"__get__", "__set__"} or name in _QUESTIONS or func in _KEEPERS
 
 
 def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

@@ -127,8 +127,8 @@ def _cut_layer(draft: _Draft, role: Role, num_ranks: int) -> None:
     place = Interleaved if fused else lambda dim, _: Shard(dim)
     said = f"columns, each of {role.parts} parts for itself: {role.why}" if fused else f"columns: {role.why}"
     draft.cut(f"{layer.name}.weight", place(layer.outputs_dim, role.parts), said)
-    if layer.biased:
-        draft.cut(f"{layer.name}.bias", place(0, role.parts), said)
+    if layer.biased and not fused:  # FSDP2 cuts dim 0 again and describes a cut of interleaved parts wrongly
+        draft.cut(f"{layer.name}.bias", Shard(0), said)
 
 
 def _cut_vocabulary(
