@@ -32,7 +32,7 @@ def complete(script, *words):
 
 def test_bash_offers_what_fits(command, tmp_path, monkeypatch):
     script = command("completion", "bash").out
-    assert complete(script, "vescale-ckpt", "re") == ["repack"]
+    assert complete(script, "vescale-ckpt", "rep") == ["report", "repack"]
     assert set(complete(script, "vescale-ckpt", "")) >= set(COMMANDS)
     assert complete(script, "vescale-ckpt", "prune", "url", "--keep-l") == ["--keep-last"]
     assert complete(script, "vescale-ckpt", "export", "--dtype", "fp3") == ["fp32"]

@@ -42,6 +42,7 @@ from vescale_storage.keys import (
     parse_pack_key,
     parse_ref_key,
     parse_tag_key,
+    ref_key,
 )
 from vescale_storage.refs import Ref, Tag, decode_ref, decode_tag
 from vescale_storage.sealed import MAX_RECORD_BYTES, read_bounded
@@ -168,8 +169,7 @@ class _Surveyor:
         for key, problem in self._bad_refs.items():
             name = f"{key.run}@{key.step}"
             fix, outlook = self._fix_of(key, orphans)
-            where = f"{REFS_PREFIX}{name} version {key.version}"
-            self._add(Kind.REF, where, problem, outlook, fix=fix, snapshots=(name,))
+            self._add(Kind.REF, ref_key(*key), problem, outlook, fix=fix, snapshots=(name,))
 
     def _fix_of(self, key: RefKey, orphans: list[Orphan]) -> tuple[RestoreRef | DropRef | ReplaceRef | None, str]:
         kept = [tag.ref for tag in self._tags if (tag.ref.run, tag.ref.step, tag.ref.version) == tuple(key)]
