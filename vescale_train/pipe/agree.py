@@ -42,9 +42,9 @@ def agree(place: Place, prepare: Callable[[], tuple[str, T]]) -> T:
         failure = error
     device = torch.device("cpu") if "gloo" in dist.get_backend(place.group) else torch.device("cuda")
     digest = _FAILED if failure else int.from_bytes(hashlib.sha256(form.encode()).digest()[:7], "little")
-    everyone = torch.empty(place.num_ranks, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(everyone, torch.tensor([digest], device=device), group=place.group)
-    digests = everyone.tolist()
+    everyone = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(place.num_ranks)]
+    dist.all_gather(everyone, torch.tensor([digest], device=device), group=place.group)
+    digests = [int(each.item()) for each in everyone]
     if len(set(digests)) == 1 and digests[0] != _FAILED and made is not None:
         return made
     texts: list[str] = [""] * place.num_ranks

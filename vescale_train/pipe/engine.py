@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from vescale_train.errors import ConfigError
 from vescale_train.pipe.agree import agree
+from vescale_train.pipe.alive import SignsOfLife
 from vescale_train.pipe.batch import MicroBatch, as_batch, form_of, split_batch
 from vescale_train.pipe.model.flow import Routes, measure_flow, route_between_stages
 from vescale_train.pipe.random_numbers import numbers_of
@@ -134,6 +135,7 @@ class PipeEngine:
         self.losses: torch.Tensor | None = None
         """The weighted losses of the last minibatch's micro-batches, in order; they add up to its loss."""
         self._runner(forward_only=self.plan.forward_only)
+        self._signs = SignsOfLife(stage.place)
 
     def __call__(
         self, minibatch: Any, *, forward_only: bool | None = None, num_accumulated: int = 1
@@ -154,16 +156,17 @@ class PipeEngine:
             BatchError: the minibatch cannot be run, or ranks were given different ones; raised on all ranks before
                 anything is sent.
             SplitError: the flow of the model for this minibatch does not fit the stages; likewise.
+            RankFailureError: another rank died or gave up in the middle of the step; names it.
         """
         if forward_only is None:
             forward_only = self.plan.forward_only or not torch.is_grad_enabled()
         runner = self._runner(forward_only=forward_only)
         step = agree(self.stage.place, lambda: self._prepare(minibatch, forward_only, num_accumulated))
-        with torch.set_grad_enabled(not forward_only and torch.is_grad_enabled()):
+        with self._signs.naming_the_dead(), torch.set_grad_enabled(not forward_only and torch.is_grad_enabled()):
             runner.run(step)
             if not forward_only:
                 sum_ties(self.stage, runner.units, exact=runner.keeps_units)
-        self.losses = share_losses(self.stage, step.losses, runner.device)
+            self.losses = share_losses(self.stage, step.losses, runner.device)
         outputs = [step.outputs[number] for number in sorted(step.outputs)] if step.outputs else None
         return (None if self.losses is None else total(self.losses)), outputs
 

@@ -76,6 +76,12 @@ class PipelineParallelPlan:
             raise ConfigError(
                 f"cannot make a pipeline plan: loss_reduction is {self.loss_reduction!r}; use 'mean' or 'sum'"
             )
+        for name, kinds in (("mode", ModeType), ("split_method", PipelineSplitMethodType)):
+            if getattr(self, name) not in set(kinds):
+                raise ConfigError(
+                    f"cannot make a pipeline plan: {name} is {getattr(self, name)!r}; use {', '.join(kinds)}"
+                )
+            object.__setattr__(self, name, kinds(getattr(self, name)))  # a name does for its member
         manual = self.split_method == PipelineSplitMethodType.MANUAL
         if manual != bool(self.split_points) and self.mode == ModeType.FQN:
             raise ConfigError(

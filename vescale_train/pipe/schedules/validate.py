@@ -191,6 +191,11 @@ def _backward_count_problems(count: Counter[str]) -> Iterator[str]:
 
 
 def _sharding_problems(schedule: Schedule, sharding: Sharding) -> Iterator[str]:
+    if sharding.ddp and schedule.num_stages > schedule.num_ranks:
+        yield (
+            "several stages lie on a rank and are wrapped by torch's DistributedDataParallel, which counts gradients "
+            "twice then and fails in its second step; use one stage a rank, or fully_shard"
+        )
     if not schedule.splits_backward:
         return
     if sharding.fsdp and sharding.reshard_after_forward:

@@ -95,6 +95,7 @@ WRONG = {
         "wrong or missing gradients",
     ),
     "split backward with torch's DDP": (SPLIT, {"sharding": Sharding(ddp=True)}, "which then never reduces"),
+    "several stages a rank with torch's DDP": (LOOPED, {"sharding": Sharding(ddp=True)}, "fails in its second step"),
     "too many activations": (RIGHT, {"max_in_flight": 1}, "rank 0 keeps the activations of 2 forwards at once"),
 }
 
