@@ -5,6 +5,7 @@ from vescale_ckpt.collecting.gc import GcReport
 from vescale_ckpt.execute.read import ReadOptions
 from vescale_ckpt.geometry.box import Box
 from vescale_ckpt.interop.foreign.detect import open_foreign
+from vescale_ckpt.interop.foreign.load import load_foreign
 from vescale_ckpt.loading.loader import LoadReport
 from vescale_ckpt.plan.read_cost import ReadCost
 from vescale_ckpt.retention import RetentionPolicy
@@ -36,6 +37,7 @@ __all__ = [
     "Store",
     "finish_on_sigterm",
     "load",
+    "load_foreign",
     "merge_traces",
     "open_foreign",
     "open_store",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vescale_ckpt.errors import ConfigError
 from vescale_ckpt.interop.convert import to_dcp, to_npz, to_safetensors, to_torch_save, to_zarr
+from vescale_ckpt.interop.convert.files import Layout
 from vescale_ckpt.interop.convert.local_target import LocalTarget
 from vescale_ckpt.interop.convert.native import MARK, NativeSource, open_native
 from vescale_ckpt.interop.convert.options import ConvertOptions
@@ -21,7 +24,6 @@ from vescale_storage.digest import digest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from vescale_ckpt.interop.convert.files import Layout
     from vescale_ckpt.interop.convert.target import Done, Target
     from vescale_ckpt.interop.foreign.snapshot import ForeignSnapshot
 
@@ -60,6 +62,11 @@ class Job:
     snapshot: ForeignSnapshot | None = field(default=None, compare=False)
     """Where the caller has opened the source."""
 
+    @property
+    def to_store(self) -> bool:
+        """Whether the target is a snapshot of a store."""
+        return self.target_format == NativeSource.format
+
 
 class Work:
     """A job with its source open."""
@@ -68,9 +75,14 @@ class Work:
         self.job = job
         inner = job.snapshot or _open_source(job)
         self.source_format = inner.format
-        self.source = inner if job.keymap is None else MappedSnapshot(inner, job.keymap)
-        self.layout = LAYOUTS[job.target_format](self.source, job.options)
-        self.target = open_target(job)
+        try:
+            self.source = inner if job.keymap is None else MappedSnapshot(inner, job.keymap)
+            self.layout = Layout(()) if job.to_store else LAYOUTS[job.target_format](self.source, job.options)
+            self.target = open_target(job)
+        except BaseException:
+            if job.snapshot is None:
+                inner.close()
+            raise
 
     def key(self) -> str:
         """Return what this conversion is: of which content, to what."""
@@ -79,9 +91,25 @@ class Work:
         last = b"".join(digest(name.encode() + data) for name, data in sorted(self.layout.last.items()))
         return digest(self.source.fingerprint() + plan.encode(errors="surrogatepass") + last).hex()
 
+    def clean(self) -> None:
+        """Remove what an unfinished conversion left beside the target."""
+        if not self.job.to_store:
+            self.target.clean()
+
     def write(self, number: int, advance: Callable[[int], None]) -> Done:
         """Write one file."""
-        return self.target.write(number, self.layout.files[number], self.source.take_overflows, advance)
+        done = self.target.write(number, self.layout.files[number], self.source.take_overflows, advance)
+        done.peak_rss_bytes = peak_rss_bytes()
+        return done
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident size that this process has had."""
+    try:
+        status = Path("/proc/self/status").read_text("ascii", "replace")
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):  # no Linux; what is said here counts a parent's size too
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _open_source(job: Job) -> ForeignSnapshot:
@@ -104,8 +132,8 @@ def plan_job(
     """
     place = os.fspath(target)
     suffix = next((suffix for suffix in _SUFFIXES if place.endswith(suffix)), "")
-    found = target_format or _SUFFIXES.get(suffix, "safetensors")
-    if found not in LAYOUTS:
+    found = target_format or (NativeSource.format if MARK in place else _SUFFIXES.get(suffix, "safetensors"))
+    if found not in {*LAYOUTS, NativeSource.format}:
         raise ConfigError(f"cannot convert to {found!r}: known are {', '.join(sorted(LAYOUTS))}")
     is_file = found in _ONE_FILE or suffix == ".safetensors"
     is_url = isinstance(source, str | os.PathLike)

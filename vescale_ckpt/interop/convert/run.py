@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from vescale_ckpt.errors import ConfigError, FormatError, InvalidInputError, StorageTimeoutError
-from vescale_ckpt.interop.convert.job import Job, Work, keymap_of, plan_job
+from vescale_ckpt.interop.convert.job import Job, Work, keymap_of, peak_rss_bytes, plan_job
 from vescale_ckpt.interop.convert.options import DEFAULT_BUDGET_BYTES, ConvertReport, part_bytes_of
 from vescale_ckpt.interop.convert.target import Done
+from vescale_ckpt.interop.convert.to_store import save_to_store
 
 if TYPE_CHECKING:
     import os
@@ -50,7 +50,8 @@ def convert(  # noqa: PLR0913 - each names a place, or how to treat it
 
     Args:
         source: a path or fsspec URL; a store's with ``#run@step`` behind it; or an open snapshot (with one worker).
-        target: a path or fsspec URL that is not there yet; ``.safetensors``, ``.pt`` and ``.npz`` name one file.
+        target: a path or fsspec URL that is not there yet; ``.safetensors``, ``.pt`` and ``.npz`` name one file,
+            ``URL#run@step`` a snapshot of a store, which goes through a file in the folder for temporary ones.
         keymap: how tensors are renamed, fused, split and cast: a shipped map (``llama:hf->megatron``), or a file.
         settings: numbers that the key map needs (``heads``, ...) and the source's ``config.json`` lacks.
         source_format: what the source is; None looks.
@@ -89,12 +90,15 @@ def convert(  # noqa: PLR0913 - each names a place, or how to treat it
     work = Work(job)
     try:
         if dry_run:
-            work.target.refuse_present()
-            return _report(work, [Done(file.name, file.num_bytes, "") for file in work.layout.files])
+            return _plan(work)
+        if job.to_store:
+            report = _save(work, share, progress or (lambda _: None))
+            report.seconds = time.monotonic() - began
+            return report
         found = _run(work, workers, share, deadline_seconds, resume=resume, advance=progress or (lambda _: None))
     except (FormatError, InvalidInputError) as error:
         if share[0] == 0 and not isinstance(error, ConfigError):
-            work.target.clean()  # what is wrong with the source stays wrong
+            work.clean()  # what is wrong with the source stays wrong
         raise
     finally:
         if job.snapshot is None:
@@ -102,6 +106,23 @@ def convert(  # noqa: PLR0913 - each names a place, or how to treat it
     report = _report(work, found)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _plan(work: Work) -> ConvertReport:
+    """Return what would be done."""
+    if work.job.to_store:
+        num_bytes = sum(t.num_bytes for t in work.source.tensors().values() if t.alias_of is None)
+        return _report(work, [Done(work.job.target, num_bytes, "")])
+    work.target.refuse_present()
+    return _report(work, [Done(file.name, file.num_bytes, "") for file in work.layout.files])
+
+
+def _save(work: Work, share: tuple[int, int], advance: Callable[[int], None]) -> ConvertReport:
+    """Save the source as a snapshot of a store, on rank 0."""
+    if share[0] != 0:
+        return _report(work, [])
+    saved = save_to_store(work.source, work.job.target, work.job.target_options, work.job.options, advance)
+    return _report(work, [Done(f"{saved.run}@{saved.step}", saved.bytes_total, "")])
 
 
 def _run(
@@ -191,7 +212,6 @@ def _report(work: Work, found: list[Done]) -> ConvertReport:
     for done in found:
         for name, count in done.overflowed.items():
             overflowed[name] = overflowed.get(name, 0) + count
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return ConvertReport(
         source=work.source.url,
         target=work.target.url,
@@ -205,5 +225,5 @@ def _report(work: Work, found: list[Done]) -> ConvertReport:
         notes=work.source.notes,
         overflowed=overflowed,
         bytes_resumed=sum(done.resumed_bytes for done in found),
-        peak_rss_bytes=peak * 1024,
+        peak_rss_bytes=max([peak_rss_bytes(), *(done.peak_rss_bytes for done in found)]),
     )

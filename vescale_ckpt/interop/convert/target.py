@@ -33,6 +33,8 @@ class Done:
     overflowed: dict[str, int] = field(default_factory=dict)
     resumed_bytes: int = 0
     """Found from an earlier attempt; of this attempt only."""
+    peak_rss_bytes: int = 0
+    """Of the process that wrote it, so far; of this attempt only."""
 
     def encode(self) -> bytes:
         """Return the record's text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -9,7 +10,7 @@ from vescale_ckpt.errors import CorruptionError, FormatError
 from vescale_ckpt.interop.dcp.table import MAKERS, METADATA_NAME, DcpTable, Item, read_table
 from vescale_ckpt.interop.foreign.flatten import plain
 from vescale_ckpt.interop.foreign.pickles import MAX_PICKLE_BYTES
-from vescale_ckpt.interop.foreign.regions import Chunk, Region
+from vescale_ckpt.interop.foreign.regions import Chunk, Region, row_major
 from vescale_ckpt.interop.foreign.snapshot import ForeignTensor, RegionSnapshot, small_files
 from vescale_ckpt.interop.torchsave.allowed import BASE, StoredTensor
 from vescale_ckpt.interop.torchsave.archive import Archive
@@ -39,12 +40,17 @@ class DcpSnapshot(RegionSnapshot):
     format: ClassVar[str] = "dcp"
 
     def __init__(
-        self, files: Files, makers: Mapping[str, Make] = MAKERS, object_makers: Mapping[str, Make] = BASE
+        self,
+        files: Files,
+        makers: Mapping[str, Make] = MAKERS,
+        object_makers: Mapping[str, Make] = BASE,
+        *,
+        prefix: str = "",
     ) -> None:
         super().__init__(files)
         self._object_makers = object_makers
-        text = files.read_all(METADATA_NAME, MAX_PICKLE_BYTES)
-        self.table: DcpTable = read_table(text, f"{METADATA_NAME} of {files.url}", makers)
+        text = files.read_all(f"{prefix}{METADATA_NAME}", MAX_PICKLE_BYTES)
+        self.table: DcpTable = read_table(text, f"{prefix}{METADATA_NAME} of {files.url}", makers, prefix)
         self._check_files()
         self._tensors = {
             name: ForeignTensor(name, tensor.dtype, tensor.shape, None, self.table.paths.get(name, ()))
@@ -110,13 +116,20 @@ class DcpSnapshot(RegionSnapshot):
                 raise FormatError(f"cannot read {tensor.name!r} of {self.url}: it is stored as no tensor")
             _check_same(stored, tensor.dtype, box, f"{tensor.name!r} of {self.url}")
             found = archive.region(stored)
+            if stored.shape != box.shape:
+                found = dataclasses.replace(found, shape=box.shape, strides=row_major(box.shape))
             if len(self._regions) < _REGIONS_KEPT:
                 self._regions[item] = found
         return found
 
 
 def _check_same(stored: StoredTensor, dtype: torch.dtype, box: Box, what: str) -> None:
-    if stored.dtype != dtype or stored.shape != box.shape:
+    """Refuse another tensor than the table says; dims of size 1 that a writer has added to the box are fine."""
+    same = stored.shape == box.shape or (
+        [n for n in stored.shape if n != 1] == [n for n in box.shape if n != 1]
+        and stored.strides == row_major(stored.shape)
+    )
+    if stored.dtype != dtype or not same:
         raise CorruptionError(
             f"cannot read {what}: {METADATA_NAME} says that the chunk at {box.offset} is {dtype} {box.shape}, its file "
             f"has {stored.dtype} {stored.shape}"

@@ -69,8 +69,14 @@ class DcpTable:
     """Fields that other writers add."""
 
 
-def read_table(data: bytes, what: str, makers: Mapping[str, Make] = MAKERS) -> DcpTable:
+def read_table(data: bytes, what: str, makers: Mapping[str, Make] = MAKERS, prefix: str = "") -> DcpTable:
     """Return what a ``.metadata`` says.
+
+    Args:
+        data: the file.
+        what: its name, for messages.
+        makers: what it may name.
+        prefix: of the files' names, which are relative to the table's folder.
 
     Raises:
         FormatError: it is no such pickle, or asks for what is no data.
@@ -82,7 +88,7 @@ def read_table(data: bytes, what: str, makers: Mapping[str, Make] = MAKERS) -> D
     entries, storage = root.get("state_dict_metadata"), root.get("storage_data")
     if not isinstance(entries, dict) or not isinstance(storage, dict):
         raise FormatError(f"cannot read {what}: its state_dict_metadata or storage_data is no dict", path=what)
-    places = _places(storage, what)
+    places = _places(storage, what, prefix)
     tensors: dict[str, DcpTensor] = {}
     objects: dict[str, Item] = {}
     for name, entry in entries.items():
@@ -102,7 +108,7 @@ def read_table(data: bytes, what: str, makers: Mapping[str, Make] = MAKERS) -> D
     return DcpTable(tensors, objects, _paths(root.get("planner_data")), extra)
 
 
-def _places(storage: dict[Any, Any], what: str) -> dict[tuple[str, tuple[int, ...] | None], Item]:
+def _places(storage: dict[Any, Any], what: str, prefix: str) -> dict[tuple[str, tuple[int, ...] | None], Item]:
     places: dict[tuple[str, tuple[int, ...] | None], Item] = {}
     for key, info in storage.items():
         name = key.get("fqn") if isinstance(key, Record) else None
@@ -120,7 +126,7 @@ def _places(storage: dict[Any, Any], what: str) -> dict[tuple[str, tuple[int, ..
         where = (name, None if at is None else _sizes(at, what))
         if where in places:
             raise CorruptionError(f"cannot read {what}: it stores {name[:80]!r} at {where[1]} twice", fqn=name)
-        places[where] = Item(check_name(file, what), offset, length)
+        places[where] = Item(prefix + check_name(file, what), offset, length)
     return places
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from vescale_ckpt.errors import ConfigError, FormatError
+from vescale_ckpt.interop.bytecheckpoint.snapshot import ByteCheckpointSnapshot, part_names
 from vescale_ckpt.interop.dcp.folder import DcpSnapshot
 from vescale_ckpt.interop.dcp.table import METADATA_NAME
+from vescale_ckpt.interop.deepspeed.universal import PARAMETER_FILE, UniversalSnapshot
+from vescale_ckpt.interop.deepspeed.zero import OPTIMIZER_FILE, ZeroSnapshot
 from vescale_ckpt.interop.foreign.places import open_files
+from vescale_ckpt.interop.megatron.dist import COMMON_NAME, MegatronDistSnapshot
+from vescale_ckpt.interop.megatron.ranks import RANK_FILE, MegatronRanksSnapshot
 from vescale_ckpt.interop.npz.header import MAGIC
 from vescale_ckpt.interop.npz.snapshot import NpzSnapshot
 from vescale_ckpt.interop.safetensors.folder import SUFFIX
@@ -32,6 +37,7 @@ def open_foreign(
     *,
     format: str | None = None,  # noqa: A002 - the word of the field
     storage_options: Mapping[str, Any] | None = None,
+    partition: Mapping[str, str] | None = None,
 ) -> ForeignSnapshot:
     """Return a checkpoint of another library, opened in place; nothing that it says is run.
 
@@ -39,6 +45,8 @@ def open_foreign(
         url: a file or a folder; a path or any fsspec URL.
         format: what it is; None looks.
         storage_options: passed to the file system.
+        partition: for classic Megatron files, how tensor parallelism cut what is not Megatron's own: regular expression
+            of names -> ``rows``, ``columns``, ``gated_rows`` or ``copied``.
 
     Raises:
         NotFoundError: nothing is there.
@@ -50,7 +58,10 @@ def open_foreign(
         raise ConfigError(f"cannot open {url} as {format!r}: known are {', '.join(sorted(_OPENERS))}")
     files, name = open_files(url, storage_options)
     try:
-        return _OPENERS[format or (_file_format(files, name) if name else _folder_format(files))](files, name)
+        found = format or (_file_format(files, name) if name else _folder_format(files))
+        if found == MegatronRanksSnapshot.format:
+            return MegatronRanksSnapshot(files, partition)
+        return _OPENERS[found](files, name)
     except BaseException:
         files.close()
         raise
@@ -73,19 +84,36 @@ def _file_format(files: Files, name: str) -> str:
 
 def _folder_format(files: Files) -> str:
     names = files.names()
-    if METADATA_NAME in names:
-        return "dcp"
+    found = _by_marks(names)
+    if found is not None:
+        return found
     if any(name.endswith((SUFFIX, f"{SUFFIX}.index.json")) and "/" not in name for name in names):
         return "safetensors"
-    if MANIFEST_NAME in names:
-        return "ocdbt"
-    if NODE_NAME in names:
-        return "zarr"
     some = ", ".join(repr(name[:80]) for name in list(names)[:5])
     raise FormatError(f"cannot open {files.url}: it is no checkpoint that is known; it has {some or 'no files'}")
 
 
+def _by_marks(names: Mapping[str, int]) -> str | None:
+    """Return what a folder is by files that only one format has."""
+    if METADATA_NAME in names:
+        return "megatron_dist" if COMMON_NAME in names else "dcp"
+    marks: tuple[tuple[str, Callable[[str], object]], ...] = (
+        ("ocdbt", lambda name: name == MANIFEST_NAME),
+        ("zarr", lambda name: name == NODE_NAME),
+        ("megatron_ranks", RANK_FILE.fullmatch),
+        ("deepspeed_universal", PARAMETER_FILE.fullmatch),
+        ("deepspeed_zero", OPTIMIZER_FILE.fullmatch),
+    )
+    found = next((format_name for format_name, fits in marks if any(fits(name) for name in names)), None)
+    return found or ("bytecheckpoint" if part_names(names) else None)
+
+
 _OPENERS: Final[dict[str, Callable[[Files, str], ForeignSnapshot]]] = {
+    "bytecheckpoint": lambda files, _: ByteCheckpointSnapshot(files),
+    "deepspeed_universal": lambda files, _: UniversalSnapshot(files),
+    "deepspeed_zero": lambda files, _: ZeroSnapshot(files),
+    "megatron_dist": lambda files, _: MegatronDistSnapshot(files),
+    "megatron_ranks": lambda files, _: MegatronRanksSnapshot(files),
     "npz": NpzSnapshot,
     "ocdbt": lambda files, _: OcdbtSnapshot(files),
     "zarr": lambda files, _: ZarrSnapshot(files),

@@ -11,6 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from vescale_ckpt.errors import MismatchError
+from vescale_ckpt.interop.foreign.detect import open_foreign
+from vescale_ckpt.interop.foreign.load import load_foreign
+
 
 def tagged(*shape: int, dtype=torch.float32) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
@@ -47,4 +51,24 @@ def save(folder: str) -> list[str]:
             whole[f"{prefix}.{name}"] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if torch.distributed.get_rank() == 0:
         torch.save(whole, f"{folder}/whole.pt")
+    torch.distributed.barrier()
+    load(folder, flat, {name: tensor for name, tensor in whole.items() if name.startswith("model.")})
     return sorted(whole)
+
+
+def load(folder: str, flat, whole: dict[str, torch.Tensor]) -> None:
+    """Load the folder onto other layouts than those that saved it."""
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3))
+    fully_shard(model, mesh=flat)
+    columns = distribute_tensor(torch.zeros(7, 5), flat, [Shard(1)])
+    with open_foreign(f"{folder}/dcp") as snapshot:
+        load_foreign(snapshot, {"model": model, "rows": columns}, only=("model", "rows"))
+    assert torch.equal(columns.full_tensor(), tagged(7, 5))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor.full_tensor(), whole[f"model.{name}"]), name
+    with open_foreign(f"{folder}/dcp") as snapshot:
+        try:
+            load_foreign(snapshot, {"rows": torch.zeros(3)}, only=("rows",))
+        except MismatchError:
+            return
+    raise AssertionError("a target of another shape was loaded")
