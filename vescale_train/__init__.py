@@ -12,8 +12,9 @@ from vescale_train.data import data
 
 if TYPE_CHECKING:
     from vescale_train.ddp import DDPOptions, DistributedDataParallel
+    from vescale_train.dmodule import DModule, attached, is_dmodule, parallelize_module
     from vescale_train.engine import Checkpoint, evaluate, optimizer, parallelize, step
-    from vescale_train.mesh import init
+    from vescale_train.mesh import VESCALE_DEVICE_MESH, init, init_distributed
     from vescale_train.metrics import Meter, Progress
     from vescale_train.optim import (
         BasicOptimizer,
@@ -23,39 +24,75 @@ if TYPE_CHECKING:
         fully_shard_policy,
         recompute_activations,
     )
+    from vescale_train.plan import Interleaved, Plan
+    from vescale_train.planner import auto_parallelize_module, explain, propose, search
     from vescale_train.ragged import RaggedShard
     from vescale_train.timeline import flush, init_ndtimers, ndtimeit, wait
 
 __all__ = [
+    "VESCALE_DEVICE_MESH",
     "BasicOptimizer",
     "Checkpoint",
     "DDPOptions",
+    "DModule",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "Interleaved",
     "Meter",
     "MuonByOwner",
+    "Plan",
     "Progress",
     "RaggedShard",
+    "attached",
+    "auto_parallelize_module",
     "clip_grad_norm",
     "data",
     "evaluate",
+    "explain",
     "flush",
     "fully_shard_policy",
     "init",
+    "init_distributed",
     "init_ndtimers",
+    "is_dmodule",
     "ndtimeit",
     "optimizer",
     "parallelize",
+    "parallelize_module",
+    "propose",
     "recompute_activations",
+    "search",
     "step",
     "wait",
 ]
 
 _ROOMS = {
-    "ddp": ("DDPOptions", "DistributedDataParallel"),
-    "engine": ("Checkpoint", "evaluate", "optimizer", "parallelize", "step"),
-    "mesh": ("init",),
-    "metrics": ("Meter", "Progress"),
+    "ddp": (
+        "DDPOptions",
+        "DistributedDataParallel",
+    ),
+    "dmodule": (
+        "DModule",
+        "attached",
+        "is_dmodule",
+        "parallelize_module",
+    ),
+    "engine": (
+        "Checkpoint",
+        "evaluate",
+        "optimizer",
+        "parallelize",
+        "step",
+    ),
+    "mesh": (
+        "VESCALE_DEVICE_MESH",
+        "init",
+        "init_distributed",
+    ),
+    "metrics": (
+        "Meter",
+        "Progress",
+    ),
     "optim": (
         "BasicOptimizer",
         "DistributedOptimizer",
@@ -64,8 +101,23 @@ _ROOMS = {
         "fully_shard_policy",
         "recompute_activations",
     ),
+    "plan": (
+        "Interleaved",
+        "Plan",
+    ),
+    "planner": (
+        "auto_parallelize_module",
+        "explain",
+        "propose",
+        "search",
+    ),
     "ragged": ("RaggedShard",),
-    "timeline": ("flush", "init_ndtimers", "ndtimeit", "wait"),
+    "timeline": (
+        "flush",
+        "init_ndtimers",
+        "ndtimeit",
+        "wait",
+    ),
 }
 """Room -> its names that are offered here; ``data`` is both a room and a function, and only the function shows."""
 
