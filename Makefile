@@ -35,6 +35,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	.venv/bin/mypy
 	MYPYPATH=examples/nanogpt .venv/bin/mypy --allow-untyped-calls --no-warn-return-any examples/nanogpt/*.py
+	MYPYPATH=examples/llama .venv/bin/mypy --allow-untyped-calls --no-warn-return-any examples/llama/*.py
 
 imports: $(INSTALLED)
 	.venv/bin/lint-imports
