@@ -11,7 +11,7 @@ from vescale_ckpt.interop.convert.options import ConvertOptions, cut_shards
 from vescale_ckpt.interop.safetensors.dtypes import file_shape, num_bytes, safetensors_dtype
 from vescale_ckpt.interop.safetensors.folder import INDEX_NAME, SINGLE_NAME
 from vescale_ckpt.interop.safetensors.header import METADATA_KEY, TensorEntry, encode_header
-from vescale_ckpt.interop.safetensors.ties import encode_ties
+from vescale_ckpt.interop.safetensors.ties import encode_ties, other_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,13 @@ def lay_out(source: ForeignSnapshot, options: ConvertOptions) -> Layout:
     ties = {tensor.name: tensor.alias_of for tensor in tensors.values() if tensor.alias_of is not None}
     _refuse(stored, source.url)
     shards = _shards(source, stored, options)
+    said = other_metadata(source.metadata, ties)
     files: list[TargetFile] = []
     for name, shard in shards.items():
         names = {tensor.name for tensor in shard}
         tied = {left_out: kept for left_out, kept in ties.items() if kept in names}
-        files.append(_SafetensorsFile(name, source, shard, tied, options.part_bytes))
+        metadata = {"format": "pt", **said, **encode_ties(tied)}
+        files.append(_SafetensorsFile(name, source, shard, metadata, options.part_bytes))
     last = {}
     if len(files) > 1:
         weight_map = {tensor.name: name for name, shard in shards.items() for tensor in shard}
@@ -82,7 +84,7 @@ class _SafetensorsFile(TargetFile):
         name: str,
         source: ForeignSnapshot,
         shard: Sequence[ForeignTensor],
-        ties: Mapping[str, str],
+        metadata: Mapping[str, str],
         max_bytes: int,
     ) -> None:
         self.name = name
@@ -98,7 +100,7 @@ class _SafetensorsFile(TargetFile):
             size = num_bytes(format_name, shape) or 0
             entries.append(TensorEntry(tensor.name, format_name, shape, end, end + size))
             end += size
-        self._header = encode_header(entries, {"format": "pt", **encode_ties(ties)})
+        self._header = encode_header(entries, metadata)
         self.num_bytes = len(self._header) + end
 
     def parts(self) -> Iterator[Part]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from vescale_ckpt.geometry.box import Box
     from vescale_ckpt.interop.keymap.rules import KeyMap
+    from vescale_ckpt.state.tree import Key
 
 _CONFIG_NAME = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20
@@ -71,6 +72,11 @@ class MappedSnapshot(ForeignSnapshot):
     def values(self) -> Mapping[str, Any]:
         """Plain values, under their own names."""
         return self._inner.values
+
+    @property
+    def value_paths(self) -> Mapping[str, tuple[Key, ...]]:
+        """Where plain values lie in the state."""
+        return self._inner.value_paths
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -26,6 +26,15 @@ def encode_ties(ties: Mapping[str, str]) -> dict[str, str]:
     return {**plain, TIES_KEY: encode_json(dict(ties)).decode()}
 
 
+def other_metadata(metadata: Mapping[str, object], ties: Mapping[str, str]) -> dict[str, str]:
+    """Return what a file's metadata says beside its ties and what every writer says anew."""
+    return {
+        name: text
+        for name, text in metadata.items()
+        if isinstance(text, str) and name not in _RESERVED and name not in ties
+    }
+
+
 def decode_ties(metadata: Mapping[str, object], names: Collection[str], what: str) -> dict[str, str]:
     """Return ``{name left out: name stored}`` of a file's, or an index's, metadata.
 

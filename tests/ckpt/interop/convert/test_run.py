@@ -73,6 +73,13 @@ class TestFormats:
         assert report.num_tensors == 8
         assert set(load_file(tmp_path / "out" / "a.safetensors")) == {"model.big"}
 
+    def test_what_a_header_says_beside_comes_along(self, tmp_path):
+        save_file({"w": torch.ones(1)}, tmp_path / "x.safetensors", {"format": "pt", "trained_on": "books", "v": "w"})
+        convert(tmp_path / "x.safetensors", tmp_path / "out")
+        found = open_foreign(tmp_path / "out")
+        assert found.metadata["trained_on"] == "books"
+        assert found.tensors()["v"].alias_of == "w"
+
     def test_one_file(self, hf, tmp_path):
         convert(hf, tmp_path / "one.safetensors")
         assert_same(load_file(tmp_path / "one.safetensors"), tensors())
