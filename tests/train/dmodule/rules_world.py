@@ -22,6 +22,8 @@ from vescale_train.plan import Interleaved, Replicate, Shard
 
 ROWS, COLUMNS, WHOLE = [Shard(0)], [Shard(1)], [Replicate()]
 X, W, B = (5, 4, 12), (18, 12), (18,)
+TARGETS = (torch.arange(20) % 12).masked_fill(torch.arange(20) < 7, -100)
+SOFT = torch.linspace(0, 1, 48).view(4, 12).softmax(-1)
 IDS = torch.tensor([[0, 3, 17], [9, 8, 3]])
 
 
@@ -42,6 +44,15 @@ CALLS = {
     "embedding of fewer rows than ranks": (lambda w: functional.embedding(IDS.clamp(max=0), w), ((1, 12),)),
     "softmax": (lambda x: x.softmax(-1), (X,)),
     "log softmax and pick": (lambda x: functional.cross_entropy(x.flatten(0, 1), torch.arange(20) % 12), (X,)),
+    "cross entropy that ignores tokens": (lambda x: functional.cross_entropy(x.flatten(0, 1), TARGETS), (X,)),
+    "cross entropy with weights": (
+        lambda x: functional.cross_entropy(x.flatten(0, 1), TARGETS, torch.arange(12) + 1.0, label_smoothing=0.1),
+        (X,),
+    ),
+    "cross entropy of each": (lambda x: functional.cross_entropy(x.flatten(0, 1), TARGETS, reduction="none"), (X,)),
+    "cross entropy in its old form": (lambda x: functional.cross_entropy(x[0], TARGETS[:4], size_average=False), (X,)),
+    "cross entropy with shares": (lambda x: functional.cross_entropy(x[0], SOFT), (X,)),
+    "likelihood": (lambda x: functional.nll_loss(x.log_softmax(-1).flatten(0, 1), TARGETS), (X,)),
     "norm": (lambda x, w, b: functional.layer_norm(x, (12,), w, b), (X, (12,), (12,))),
     "mean": (lambda x: (x - x.mean(-1, keepdim=True)).pow(2).mean((0, 2)), (X,)),
     "masked": (lambda x: x.masked_fill(torch.ones(4, 12).triu(1).bool(), 0.0).cumsum(1), (X,)),

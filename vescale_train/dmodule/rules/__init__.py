@@ -17,6 +17,7 @@ from vescale_train.dmodule.layouts import mapped, plain
 from vescale_train.dmodule.rules.attention import attention
 from vescale_train.dmodule.rules.embedding import embedding
 from vescale_train.dmodule.rules.linear import addmm, linear
+from vescale_train.dmodule.rules.losses import cross_entropy
 from vescale_train.dmodule.rules.pieces import cat, chunk, method_split, split, unbind
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-_CONVOLUTIONS = (
+_WHOLE = (
+    functional.nll_loss,
     functional.conv1d,
     functional.conv2d,
     functional.conv3d,
@@ -32,7 +34,7 @@ _CONVOLUTIONS = (
     functional.conv_transpose2d,
     functional.conv_transpose3d,
 )
-"""Torch cuts these along the picture alone, and its backward takes a cut kernel for a whole one."""
+"""Torch is wrong about these: a loss of cut tokens is a mean of means, a cut kernel is taken for a whole one."""
 
 
 def whole(function: Callable[..., Any], _mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
@@ -45,6 +47,7 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.addmm: addmm,
     functional.embedding: embedding,
     functional.scaled_dot_product_attention: attention,
+    functional.cross_entropy: cross_entropy,
     torch.cat: cat,
     torch.split: split,
     Tensor.split: method_split,
@@ -52,7 +55,7 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     Tensor.chunk: chunk,
     torch.unbind: unbind,
     Tensor.unbind: unbind,
-    **{function: partial(whole, function) for function in _CONVOLUTIONS},
+    **{function: partial(whole, function) for function in _WHOLE},
 }
 
 __all__ = ["RULES"]
