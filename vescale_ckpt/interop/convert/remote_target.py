@@ -119,7 +119,8 @@ class RemoteTarget(Target):
         except BaseException:
             with contextlib.suppress(Exception):
                 out.discard()
-            out.closed = True  # closing would complete the upload
+            with contextlib.suppress(AttributeError):  # of streams that upload nothing when they are closed
+                out.closed = True  # closing would complete the upload
             if not self._whole_only:
                 with contextlib.suppress(Exception):
                     self._fs.rm_file(path)
