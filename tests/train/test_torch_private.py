@@ -64,3 +64,28 @@ def test_redistribution_and_operations_are_torchs_own_where_no_placement_of_ours
     assert cut.to_local().shape == (2, 2)
     assert (cut.sum() * 2).placements[0].is_partial()
     assert (cut + cut).placements == (Shard(0),)
+
+
+def test_every_slice_of_a_mesh_and_an_interleaved_cut(mesh):
+    assert [one.mesh.tolist() for one in torch_private.all_submeshes(mesh, "tp")] == [[0, 1], [2, 3]]
+    cut = torch_private.StridedShard(0, split_factor=3)
+    assert cut.split_factor == 3
+    assert cut.dim == 0
+    tensor = DTensor.from_local(torch.zeros(6), mesh["tp"], [cut], run_check=False)
+    assert tensor.view(1, 12).placements == (torch_private.StridedShard(1, split_factor=3),)
+
+
+def test_modes_that_see_functions_are_listed_and_kept_out():
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with Mode() as mode:
+        assert torch_private.function_modes()[-1] is mode
+        torch.ones(1)
+        with torch_private.no_torch_function():
+            torch.zeros(1)
+    assert seen == ["ones"]
+    assert mode not in torch_private.function_modes()
