@@ -19,6 +19,7 @@ __all__ = [
     "LayoutError",
     "PlanError",
     "RankFailureError",
+    "SilentFaultError",
     "StateError",
     "VeScaleError",
 ]
@@ -33,3 +34,9 @@ class PlanError(InvalidInputError):
     def problems(self) -> tuple[str, ...]:
         """Every fault found, one line each."""
         return tuple(self.context.get("problems", ()))
+
+
+class SilentFaultError(VeScaleError, RuntimeError):
+    """torch would compute something else than one device does, without an error; ``context["fault"]`` says which."""
+
+    kind = "silent_fault"
