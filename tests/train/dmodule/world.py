@@ -59,19 +59,25 @@ def compared(mesh, name, plan, changed, inputs, **options):
     return {**apart(run(alone, inputs), here), "placed": placed, "cut": cut or mesh.size() == 1}
 
 
+ON_ALL = ("llama", "gpt2", "bert")
+"""The others are run where there is most to cut."""
+
+
 def unchanged():
-    """Return, for every case, in both modes, with and without padding, how far it is from one device."""
-    mesh = init(tp=dist.get_world_size())
+    """Return, for the cases and both modes, how far each is from one device."""
+    num_ranks = dist.get_world_size()
+    mesh = init(tp=num_ranks)
     found = {}
     for case, (name, plan, changed) in CASES.items():
+        if num_ranks < 4 and case not in ON_ALL:
+            continue
         for exact in (False, True):
-            masked = "llama" in case or not exact
-            inputs = models.batch(masked=masked)
+            inputs = models.batch(masked=name == "llama" or not exact)
             mode = "exact" if exact else "fast"
             found[f"{case}, {mode}"] = compared(mesh, name, plan, changed, inputs, exact=exact)
     return found
 
 
-def main(threads: int = 1):
-    torch.set_num_threads(threads)
+def main():
+    torch.set_num_threads(1)
     return unchanged()
