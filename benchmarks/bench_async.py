@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import vescale_ckpt as vc
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from benchmarks.states import State
 
 MEMCPY = "one memcpy"
-THREAD, THREAD_CACHED, PROCESS = f"{DCP}, thread", f"{DCP}, thread, staging kept", f"{DCP}, process"
+THREAD, THREAD_KEPT, PROCESS = f"{DCP}, thread", f"{DCP}, thread, staging kept", f"{DCP}, process"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ def cases(scale: Scale) -> Sequence[Async]:
     ratios = (
         stall(MEMCPY, 1.1),
         stall(THREAD, 0.3),
-        stall(THREAD_CACHED),
+        stall(THREAD_KEPT),
         stall(PROCESS, 0.3),
         stall(THREAD, first="first."),
     )
@@ -65,10 +66,12 @@ def run(case: Async, bench: Bench) -> None:
     ours = vc.Checkpointer(vc.open_store(bench.folder / "ours"), RUN)
     sides: dict[str, Callable[[int], Any]] = {OURS: lambda turn: ours.save(turn, state, blocking=False)}
     with one_rank_world(bench.folder):
-        kept = FileSystemWriter(bench.folder / "kept", cache_staged_state_dict=True)
+        stager = DefaultStager(StagingOptions(False, False, False, False))
         sides |= {
             THREAD: lambda _: dcp.async_save(state, storage_writer=FileSystemWriter(bench.folder / "dcp")),
-            THREAD_CACHED: lambda _: dcp.async_save(state, storage_writer=kept),
+            THREAD_KEPT: lambda _: dcp.async_save(
+                state, storage_writer=FileSystemWriter(bench.folder / "dcp"), async_stager=stager
+            ),
             PROCESS: lambda _: save_in_process(state, bench.folder / "dcp"),
         }
 
@@ -129,7 +132,6 @@ def save_in_process(state: State | dict[str, Any], folder: Path) -> Future[Any]:
 
 def _discard(ours: vc.Checkpointer, turn: int, folder: Path) -> None:
     shutil.rmtree(folder / "dcp", ignore_errors=True)
-    shutil.rmtree(folder / "kept", ignore_errors=True)
     if turn and len(found := ours.store.snapshots(RUN)) > 1:
         for snapshot in found[:-1]:
             ours.store.delete(RUN, snapshot.step)

@@ -205,7 +205,7 @@ def _dcp_plans(case: Planning) -> list[SavePlan]:
             data = TensorWriteData(ChunkStorageMetadata(offset, size), properties, torch.Size((rows, columns)))
             index = MetadataIndex(f"model.layers.{tensor}.weight", offset)
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-        plans.append(SavePlan(items))
+        plans.append(SavePlan(items, planner_data={}))
     return plans
 
 

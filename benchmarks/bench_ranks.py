@@ -120,8 +120,8 @@ class _World:
         state: dict[str, Any] = {}
         for name, parameter in model.named_parameters():
             state[f"model.{name}"] = parameter.detach()
-            for moment in ("exp_avg", "exp_avg_sq"):
-                state[f"optimizer.{name}.{moment}"] = parameter.detach().clone()
+            for moment, factor in (("exp_avg", 0.1), ("exp_avg_sq", 0.01)):
+                state[f"optimizer.{name}.{moment}"] = parameter.detach() * factor
         return state
 
     def save_turns(self, turns: int) -> Samples:

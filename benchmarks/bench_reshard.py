@@ -115,6 +115,8 @@ def rank_body(pairs: list[list[str]], shapes: dict[str, list[int]], turns: int) 
 def _one(folder: Path, saved_by: Spread, loaded_on: Spread, full: dict[str, torch.Tensor], turns: int) -> Samples:
     rank = dist.get_rank()
     savers, loaders = (dist.new_group(list(range(spread.world_size))) for spread in (saved_by, loaded_on))
+    for spread in (saved_by, loaded_on):
+        spread.device_mesh()
     state = _laid_out(full, saved_by)
     if rank < saved_by.world_size:
         with vc.open_store(folder / "ours") as store, vc.Checkpointer(store, RUN, process_group=savers) as ours:

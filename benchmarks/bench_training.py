@@ -100,7 +100,7 @@ def _train(training: Training, begin: Callable[[], Any]) -> Sample:
     taken.counters |= {
         "step_seconds": step,
         "call_seconds": call,
-        "lost_seconds": max(0.0, call + sum(during) - len(during) * step),
+        "lost_seconds": call + sum(during) - len(during) * step,
         "slowest_step_seconds": max(during),
         "steps": len(during),
     }

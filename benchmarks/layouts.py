@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +37,13 @@ class Spread:
         mesh, cuts = text.split(" ")
         return cls(tuple(map(int, mesh.split("x"))), tuple(cuts.split(",")))
 
+    def device_mesh(self) -> DeviceMesh:
+        """Return the mesh; all ranks of the world must ask for it, in it or not: it makes process groups by turns."""
+        return _device_mesh(self.mesh)
+
     def dtensor(self, full: torch.Tensor, rank: int) -> DTensor:
         """Return a full tensor laid out, on one rank of a larger world that is in the mesh; its memory is new."""
-        mesh = DeviceMesh("cpu", torch.arange(self.world_size).reshape(self.mesh))
+        mesh = self.device_mesh()
         coordinate = tuple(int(i) for i in np.unravel_index(rank, self.mesh))
         layout = layouts.Layout(self.mesh, tuple(_ours(cut) for cut in self.cuts))
         shape = tuple(full.shape)
@@ -48,6 +53,12 @@ class Spread:
         return DTensor.from_local(
             local, mesh, [_torchs(cut) for cut in self.cuts], run_check=False, shape=full.shape, stride=full.stride()
         )
+
+
+@functools.cache
+def _device_mesh(shape: tuple[int, ...]) -> DeviceMesh:
+    """Return the mesh of a shape, made once: each makes process groups, which take far longer than a small load."""
+    return DeviceMesh("cpu", torch.arange(int(np.prod(shape))).reshape(shape))
 
 
 def _ours(cut: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks import (
     bench_async,
+    bench_copies,
     bench_dedup,
     bench_export,
     bench_gc,
@@ -32,6 +33,7 @@ QUESTIONS = (
     bench_memory.QUESTION,
     bench_ranks.QUESTION,
     bench_reshard.QUESTION,
+    bench_copies.QUESTION,
     bench_dedup.QUESTION,
     bench_imbalance.QUESTION,
     bench_metadata.QUESTION,

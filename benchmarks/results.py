@@ -175,13 +175,13 @@ def conclude(question: Question, case: Case, bench: Bench) -> CaseResult:
 
 
 def ratio_of(ratio: Ratio, sides: Mapping[str, SideResult]) -> RatioResult | None:
-    """Return what a ratio comes to, of medians; None where a quantity is missing or the lower one is 0."""
+    """Return what a ratio comes to, of medians; None where a quantity is missing or the lower one is not positive."""
     values = []
     for side, quantity in (ratio.of, ratio.to):
         found = sides[side].spread(quantity) if side in sides else None
         if found is None:
             return None
         values.append(found.median)
-    if values[1] == 0:
+    if values[1] <= 0:
         return None
     return RatioResult(name=ratio.name, value=values[0] / values[1], at_most=ratio.at_most, exact=ratio.exact)
