@@ -26,6 +26,13 @@ class TestC086ShareOfARank:
             assert found["load"] <= 1.5 * share + tensor, found
             assert found["bounded"] <= 1.5 * (32 * MIB) + tensor, found
 
+    @pytest.mark.distributed
+    def test_256_mib_over_four_ranks_stay_within_a_budget_and_50_saves_leave_nothing(self, tmp_path):
+        for found in launch("case_world.py:budget", 4, deadline_seconds=240, folder=str(tmp_path), num_saves=50):
+            assert found["share"] == 64 * MIB
+            assert found["growth"] <= (32 + 16) * MIB, found
+            assert found["flat"] <= 4 * MIB, found
+
 
 class TestC088WithinABudget:
     SCRIPT = """

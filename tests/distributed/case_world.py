@@ -66,6 +66,58 @@ def layouts_of(name: str, num_ranks: int) -> list[Layout]:
     return found
 
 
+NUM_RANDOM = 24
+
+
+def random_tensor(seed: int) -> torch.Tensor:
+    """Return a tensor of 0 to 4 dims of 0 to 17 elements, the same on all ranks of all worlds."""
+    chance = random.Random(seed)
+    shape = [chance.randint(0, 17) if chance.random() < 0.2 else chance.randint(1, 17) for _ in range(seed % 5)]
+    while math.prod(shape) > 4096:
+        shape.pop()
+    return tagged(*shape, dtype=chance.choice((torch.float32, torch.bfloat16, torch.int64, torch.uint8)))
+
+
+def random_layout(chance: random.Random, shape: tuple[int, ...], num_ranks: int) -> Layout:
+    """Return any layout of a tensor on so many ranks."""
+    numel = math.prod(shape)
+    if not shape or chance.random() < 0.2:
+        per_rank = -(-numel // num_ranks // 4) * 4 + 4
+        return Layout((num_ranks,), (Flat.in_bucket(chance.randint(0, 3), numel, per_rank, num_ranks),))
+    mesh = chance.choice([(num_ranks,), (1, num_ranks), (2, num_ranks // 2) if num_ranks % 2 == 0 else (num_ranks, 1)])
+    choices = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
+    order = chance.sample(range(len(mesh)), len(mesh)) if chance.random() < 0.5 else None
+    return Layout(mesh, tuple(chance.choice(choices) for _ in mesh), None if order is None else tuple(order))
+
+
+def save_random(folder: str) -> None:
+    """Save tensors of random shapes, each on a random layout."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    state = {}
+    for seed in range(NUM_RANDOM):
+        full = random_tensor(seed)
+        layout = random_layout(random.Random(1000 + seed), tuple(full.shape), num_ranks)
+        state[str(seed)] = view_at(full, layout, coordinate_of(layout, rank))
+    with _checkpointer(folder, "random") as ckpt:
+        ckpt.save(0, state)
+
+
+def load_random(store: vc.Store) -> None:
+    """Load them onto other random layouts of this world, three times."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    with vc.Checkpointer(store, "random") as ckpt:
+        for turn in range(3):
+            state, right = {}, {}
+            for seed in range(NUM_RANDOM):
+                full = random_tensor(seed)
+                layout = random_layout(random.Random(f"{num_ranks} {turn} {seed}"), tuple(full.shape), num_ranks)
+                local, state[str(seed)] = blank_at(full, layout, coordinate_of(layout, rank))
+                right[str(seed)] = (local, local_of(full, layout, coordinate_of(layout, rank)), layout)
+            ckpt.load(state)
+            for name, (local, expected, layout) in right.items():
+                assert same_bits(local, expected), (turn, name, layout)
+
+
 def _checkpointer(folder: str, run: str, **options) -> vc.Checkpointer:
     return vc.Checkpointer(vc.open_store(Path(folder) / "store"), run, options=vc.SaveOptions(**options))
 
@@ -106,6 +158,7 @@ def save(folder: str) -> dict:
             for layout in layouts_of(name, num_ranks):
                 ckpt.save(step, {"t": view_at(full, layout, coordinate_of(layout, rank))})
                 step += 1
+    save_random(folder)
     _checkpointer(folder, "rng").save(0, {"rng": vc.PerRank(_rank_state(1000 + rank, DRAWS[rank % 4])), "step": 5})
     mesh = init_device_mesh("cpu", (2, num_ranks // 2), mesh_dim_names=("dp", "tp"))
     dealt = torch.arange(SAMPLES)[mesh.get_local_rank("dp") :: 2]
@@ -158,6 +211,7 @@ def load(folder: str, every: int) -> int:
         ckpt.load(state := {"rng": vc.PerRank(0), "step": 0}, ignore=["rng"])
         assert state["step"] == 5
     load_dealt(store)
+    load_random(store)
     return number
 
 
@@ -239,4 +293,32 @@ def memory(folder: str, num_tensors: int, num_rows: int) -> dict:
         found["bounded"] = _peak_growth(lambda: ckpt.save(0, source, blocking=False).result())
     for name, view in target.items():
         assert same_bits(view.pieces[0][1], source[name].pieces[0][1])
+    return found
+
+
+def budget(folder: str, num_saves: int) -> dict:
+    """Return what memory a save of 64 MiB a rank takes within a budget, and what many saves in a row leave."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    rows = 4096
+
+    def state(num_rows: int) -> dict:
+        local = torch.rand(num_rows, 1024)
+        view = vc.ShardedView((num_ranks * num_rows, 1024), torch.float32, [((rank * num_rows, 0), local)])
+        return {"one": view, "copied": torch.arange(1000.0)}
+
+    large = {f"t{i}": state(rows) for i in range(4)}
+    warm = _checkpointer(folder, "warm", host_budget_bytes=32 << 20)
+    warm.save(0, state(64), blocking=False).result()
+    found: dict = {}
+    with _checkpointer(folder, "large", host_budget_bytes=32 << 20) as ckpt:
+        found["growth"] = _peak_growth(lambda: ckpt.save(0, large, blocking=False).result())
+    found["share"] = 4 * rows * 1024 * 4
+    small, resident = state(256), []
+    with _checkpointer(folder, "small", host_budget_bytes=32 << 20) as ckpt:
+        for step in range(num_saves):
+            small["one"].pieces[0][1].add_(1)
+            ckpt.save(step, small, blocking=step % 2 == 0)
+            resident.append(_status("VmRSS"))
+    third = num_saves // 3
+    found["flat"] = max(resident[-third:]) - max(resident[third:-third])
     return found
