@@ -78,7 +78,7 @@ def _print(output: Output, mesh: MeshText, forecast: Forecast, *, everything: bo
         output.line(f"and {len(forecast.ranks) - len(shown):,} more; --all shows them")
     output.line(
         f"{count(len(forecast.ranks), 'rank')} ({mesh}) need {format_bytes(forecast.stored_bytes)} and read "
-        f"{format_bytes(forecast.read_bytes)}, each chunk once, and hand one another "
+        f"{format_bytes(forecast.read_bytes)}, each chunk once, and, where they share their reads, hand one another "
         f"{format_bytes(forecast.exchanged_bytes)}; the busiest reads {forecast.imbalance:.2f} times the mean"
     )
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vescale_ckpt.errors import ConfigError
+from vescale_ckpt.geometry.tiles import grid_of
 from vescale_ckpt.layout.layout import Layout, spans
 from vescale_ckpt.layout.mesh import coordinates
 from vescale_ckpt.layout.placement import Replicate
-from vescale_ckpt.plan.load_plan import Want, chunks_needed
+from vescale_ckpt.plan.load_plan import prove_covers
 from vescale_ckpt.plan.read_share import NOBODY, raw_bytes_of, share_reads
 from vescale_ckpt.state.dtypes import item_bytes
 
@@ -103,7 +104,8 @@ def forecast_load(
     at = list(coordinates(mesh_shape))
     kinds = [tuple(0 if replicates[axis] else x for axis, x in enumerate(place)) for place in at]
     boxes = {kind: _boxes(manifest, layouts, kind) for kind in dict.fromkeys(kinds)}
-    rows = {kind: _rows(manifest, held) for kind, held in boxes.items()}
+    finder = _RowFinder(manifest)
+    rows = {kind: finder.touched(held) for kind, held in boxes.items()}
     needed = [rows[kind] for kind in kinds]
     reader = share_reads(manifest, needed, rank=0, round_bytes=1 << 40).reader
     every = np.flatnonzero(reader != NOBODY)
@@ -132,16 +134,46 @@ def forecast_load(
 def _boxes(
     manifest: Manifest, layouts: Mapping[int, Layout], coordinate: tuple[int, ...]
 ) -> dict[int, tuple[Box, ...]]:
-    return {
-        tensor: tuple(span.box for span in spans(layout, manifest.tensors[tensor].shape, coordinate))
-        for tensor, layout in layouts.items()
-    }
+    """Return what a rank holds of each tensor; worked out once for tensors of one shape and layout."""
+    known: dict[tuple[tuple[int, ...], Layout], tuple[Box, ...]] = {}
+    found: dict[int, tuple[Box, ...]] = {}
+    for tensor, layout in layouts.items():
+        like = manifest.tensors[tensor].shape, layout
+        if like not in known:
+            known[like] = tuple(span.box for span in spans(layout, like[0], coordinate))
+        found[tensor] = known[like]
+    return found
 
 
-def _rows(manifest: Manifest, held: Mapping[int, tuple[Box, ...]]) -> npt.NDArray[np.int64]:
-    """Return the rows of the chunk table that some boxes touch, ascending."""
-    wants = [Want(tensor, box) for tensor, boxes in held.items() for box in boxes]
-    return np.array([need.row for need in chunks_needed(manifest, wants)], dtype=np.int64)
+class _RowFinder:
+    """Finds the chunks that boxes touch: once for all tensors of one shape whose chunks are their tiles."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        prove_covers(manifest)
+        self._manifest = manifest
+        self._tiles: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[Box, ...]], npt.NDArray[np.int64]] = {}
+
+    def touched(self, held: Mapping[int, tuple[Box, ...]]) -> npt.NDArray[np.int64]:
+        """Return the rows of the chunk table that some boxes touch, ascending, each once."""
+        rows = [self._rows(self._manifest.resolve(tensor), boxes) for tensor, boxes in held.items() if boxes]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
+
+    def _rows(self, tensor: int, boxes: tuple[Box, ...]) -> npt.NDArray[np.int64]:
+        record, chunks = self._manifest.tensors[tensor], self._manifest.chunks
+        rows = chunks.rows(tensor)
+        grid = grid_of(record.shape, record.tile)
+        low, high = np.searchsorted(chunks.partial_row, np.array([rows.start, rows.stop], np.uint64))
+        if len(rows) == grid.num_tiles and low == high:  # covered once, in the order of tiles: rows are tiles
+            like = record.shape, record.tile, boxes
+            if like not in self._tiles:
+                self._tiles[like] = np.concatenate([grid.cut_columns(box).indexes for box in boxes])
+            return self._tiles[like] + rows.start
+        offsets, sizes = chunks.boxes_of(record, rows)
+        touched = np.zeros(len(rows), np.bool_)
+        for box in boxes:
+            begin, end = np.array(box.offset, np.int64), np.array(box.end, np.int64)
+            touched |= ((offsets < end) & (offsets + sizes > begin)).all(axis=1)
+        return np.flatnonzero(touched) + rows.start
 
 
 def _held_bytes(manifest: Manifest, held: Mapping[int, tuple[Box, ...]]) -> int:

@@ -60,7 +60,26 @@ def test_shards_on_tile_lines_exchange_nothing(manifest):
     assert found.held["b"] == ((Box((0,), (7,)),),) * 2
 
 
-def test_it_is_what_the_load_itself_plans(manifest):
+@pytest.fixture(scope="module")
+def odd():
+    """Return a manifest of which a tensor lies in chunks that are parts of tiles."""
+    whole = torch.randn(1000, 300)
+    pieces = [
+        ((0, 0), whole[:333]),
+        ((333, 0), whole[333:, :77].contiguous()),
+        ((333, 77), whole[333:, 77:].contiguous()),
+    ]
+    with vc.open_store(f"memory://{uuid.uuid4().hex}") as store:
+        with vc.Checkpointer(store, "run") as checkpointer:
+            checkpointer.save(1, {"odd": vc.ShardedView((1000, 300), torch.float32, pieces), "w": torch.ones(2000, 90)})
+        found = store["run@1"].manifest
+    assert len(found.chunks.partial_row)
+    return found
+
+
+@pytest.mark.parametrize("which", ["manifest", "odd"])
+def test_it_is_what_the_load_itself_plans(which, request):
+    manifest = request.getfixturevalue(which)
     found = forecast_load(manifest, (2, 3), everywhere(manifest, Replicate(), Shard(0)))
     needed = []
     for rank in range(6):
