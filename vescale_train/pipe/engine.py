@@ -12,7 +12,6 @@ from vescale_train.errors import ConfigError
 from vescale_train.pipe.agree import agree
 from vescale_train.pipe.alive import SignsOfLife
 from vescale_train.pipe.batch import MicroBatch, as_batch, form_of, split_batch
-from vescale_train.pipe.model.flow import Routes, measure_flow, route_between_stages
 from vescale_train.pipe.random_numbers import numbers_of
 from vescale_train.pipe.run.losses import scaled, share_losses, total
 from vescale_train.pipe.run.stage import Forwarded
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from vescale_train.pipe.model.flow import Routes
     from vescale_train.pipe.plan import PipelineParallelPlan
     from vescale_train.pipe.stage import PipeStage
 
@@ -171,14 +171,14 @@ class PipeEngine:
         return (None if self.losses is None else total(self.losses)), outputs
 
     def _prepare(self, minibatch: Any, forward_only: bool, num_accumulated: int) -> tuple[str, _Step]:
-        model = self.stage.module
-        batch = as_batch(minibatch, model, self.loss_fn)
+        training = self.stage.module.training
+        batch = as_batch(minibatch, self.stage.front.called, self.loss_fn)
         micros = split_batch(batch, self.plan.num_microbatches, self.plan.whole)
-        mode = f"{model.training} {forward_only} {torch.is_grad_enabled()}"
+        mode = f"{training} {forward_only} {torch.is_grad_enabled()}"
         forms = [f"{mode} {form_of((micro.args, micro.kwargs))}" for micro in micros]
         for form, micro in zip(forms, micros, strict=True):
             if form not in self._routes:
-                self._routes[form] = self._measure(micro)
+                self._routes[form] = self.stage.front.routes(micro.args, micro.kwargs, training=training)
         whole = "\n".join([*forms, form_of(batch.target) if batch.target is not None else ""])
         step = _Step(
             micros,
@@ -190,11 +190,6 @@ class PipeEngine:
             forward_only=forward_only,
         )
         return whole, step
-
-    def _measure(self, micro: MicroBatch) -> Routes:
-        stage = self.stage
-        flow = measure_flow(stage.skeleton, stage.unit_names, micro.args, micro.kwargs, training=stage.module.training)
-        return route_between_stages(flow, stage.stage_of_unit, stage.num_stages, stage.unit_names)
 
     def _runner(self, *, forward_only: bool) -> Runner:
         if forward_only not in self._runners:

@@ -42,7 +42,7 @@ class Runner:
         validate_pipeline_schedule(schedule, sharding=sharding)
         place = place if place.group is not None else replace(place, group=own_group())
         self.place = place
-        self.device = stage.skeleton.device
+        self.device = stage.front.device
         self.units = UnitGradients()
         self.keeps_units = plan.exact and all(is_plain(chunk) for chunk in stage.chunks)
         ranks = {number: plan.rank_of(number, place.num_ranks) for number in range(stage.num_stages)}

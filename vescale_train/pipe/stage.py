@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vescale_train.errors import StateError
 from vescale_train.pipe.costs import unit_costs
 from vescale_train.pipe.errors import SplitError
+from vescale_train.pipe.fronts import NamedFront
 from vescale_train.pipe.model.flow import has_state, router_of
 from vescale_train.pipe.model.part import Part
 from vescale_train.pipe.model.skeleton import Skeleton
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from vescale_train.pipe.fronts import Front
     from vescale_train.pipe.model.flow import Routes
 
 
@@ -71,19 +73,19 @@ class PipeStage(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        chunks: Sequence[Chunk],
+        chunks: Sequence[nn.Module],
         *,
         place: Place,
         plan: PipelineParallelPlan,
-        units: Units,
-        stage_of_unit: Sequence[int],
+        front: Front,
         ties: tuple[Tie, ...],
-        skeleton: Skeleton,
+        unit_names: Sequence[str] = (),
+        stage_of_unit: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.module = module
-        self.place, self.plan, self.ties, self.skeleton = place, plan, ties, skeleton
-        self.unit_names, self.stage_of_unit = units.names, tuple(stage_of_unit)
+        self.place, self.plan, self.ties, self.front = place, plan, ties, front
+        self.unit_names, self.stage_of_unit = tuple(unit_names), tuple(stage_of_unit)
         self._chunks: list[nn.Module] = list(chunks)
 
     @property
@@ -180,12 +182,12 @@ def construct_pipeline_stage(
         raise SplitError(
             f"cannot build stages by mode {plan.mode.value!r} from a whole model; see manual_stage, traced_stage"
         )
-    _refuse_wrapped(model)
+    refuse_wrapped(model)
     place = place_of(mesh)
     num_stages = plan.stage_count(place.num_ranks)
     units = find_units(model, plan.smallest_unsplittable_units)
-    stage_of_unit = stages_of(_cuts(model, units, plan, place, num_stages))
-    skeleton = Skeleton(model, device or _device_of(model))
+    stage_of_unit = stages_of(cuts_of(model, units, plan, place, num_stages))
+    skeleton = Skeleton(model, device or device_of(model))
     own = [s for s in range(num_stages) if plan.rank_of(s, place.num_ranks) == place.rank]
     ties = find_ties(model, lambda name: _holders(name, units, stage_of_unit, num_stages), plan.shared_modules)
     modules = {name: model.get_submodule(name) for name in units.names}
@@ -205,14 +207,21 @@ def construct_pipeline_stage(
         chunks,
         place=place,
         plan=plan,
-        units=units,
-        stage_of_unit=stage_of_unit,
+        front=NamedFront(
+            skeleton=skeleton,
+            called=model,
+            unit_names=units.names,
+            stage_of_unit=tuple(stage_of_unit),
+            num_stages=num_stages,
+        ),
         ties=ties,
-        skeleton=skeleton,
+        unit_names=units.names,
+        stage_of_unit=stage_of_unit,
     )
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse a model that something has been wrapped around already."""
     for name, module in model.named_modules():
         if isinstance(module, (FSDPModule, DistributedDataParallel)):
             raise SplitError(
@@ -221,12 +230,16 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model lies; the CPU if it lies nowhere yet."""
     found = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
     return found or torch.device("cpu")
 
 
-def _cuts(model: nn.Module, units: Units, plan: PipelineParallelPlan, place: Place, num_stages: int) -> tuple[int, ...]:
+def cuts_of(
+    model: nn.Module, units: Units, plan: PipelineParallelPlan, place: Place, num_stages: int
+) -> tuple[int, ...]:
+    """Return where a plan cuts a model: the first unit of each stage, and the number of units."""
     match plan.split_method:
         case PipelineSplitMethodType.MANUAL:
             return cut_at(units.names, plan.split_points, num_stages)

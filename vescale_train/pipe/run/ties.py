@@ -67,7 +67,7 @@ def _who_has_what(stage: PipeStage, shares: list[dict[int, Units]]) -> list[dict
     """Return for each tie the micro-batches for which each stage has a gradient; one collective."""
     place = stage.place
     size = (len(stage.ties), stage.num_stages, stage.plan.num_microbatches)
-    flags = torch.zeros(size, dtype=torch.int64, device=stage.skeleton.device)
+    flags = torch.zeros(size, dtype=torch.int64, device=stage.front.device)
     for tie, share in enumerate(shares):
         for number, units in share.items():
             for microbatch in units:
