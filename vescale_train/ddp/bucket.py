@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vescale_train.ddp.collectives import gather_shares, group_size, share_of, sum_shares, sum_whole
+from vescale_train.ddp.layout import plan_buckets
 from vescale_train.ddp.local import local_of
 from vescale_train.ddp.units import Units
 
@@ -28,7 +29,8 @@ class BucketKind:
     """What is done with the gradients of a bucket."""
 
     group: dist.ProcessGroup | None
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+    """In which gradients are added up; None: each parameter's own."""
     shard: bool
     """Each rank needs the sum of its own share only."""
     release: bool
@@ -46,6 +48,7 @@ class Bucket:
         self.kind = kind
         self.launched = False
         self._device = local_of(parameters[0]).device
+        self._dtype = kind.dtype or parameters[0].dtype
         self._full: torch.Tensor | None = None
         self._share: torch.Tensor | None = None
         self._units: Units | None = None
@@ -143,5 +146,22 @@ class Bucket:
 
     def _buffer(self) -> torch.Tensor:
         if self._full is None:
-            self._full = torch.zeros(self.layout.numel, dtype=self.kind.dtype, device=self._device)
+            self._full = torch.zeros(self.layout.numel, dtype=self._dtype, device=self._device)
         return self._full
+
+
+def make_buckets(
+    parameters: Sequence[torch.nn.Parameter], kind: BucketKind, bucket_size: int | None
+) -> tuple[Bucket, ...]:
+    """Return the buckets of all parameters, each of one dtype and device, in the order in which gradients come."""
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, parameter in enumerate(parameters):
+        alike.setdefault((parameter.dtype, local_of(parameter).device), []).append(index)
+    found: list[tuple[int, Bucket]] = []
+    for indexes in alike.values():
+        numels = [local_of(parameters[i]).numel() for i in indexes]
+        for layout in plan_buckets(numels, bucket_size=bucket_size, num_ranks=group_size(kind.group)):
+            members = [indexes[slot.index] for slot in layout.slots]
+            found.append((min(members), Bucket(layout, [parameters[i] for i in members], kind)))
+    # a bucket is complete when the gradient of its first parameter has come
+    return tuple(bucket for _, bucket in sorted(found, key=lambda item: -item[0]))

@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from vescale_train.ddp.bucket import Bucket, BucketKind
+from vescale_train.ddp.bucket import Bucket, BucketKind, make_buckets
 from vescale_train.ddp.check import check_equal_start
 from vescale_train.ddp.collectives import group_size
 from vescale_train.ddp.group import data_group
-from vescale_train.ddp.layout import plan_buckets
 from vescale_train.ddp.local import like_parameter, local_gradient, local_of
 from vescale_train.ddp.options import DDPOptions
 from vescale_train.errors import ConfigError, InternalError, StateError
@@ -71,6 +70,8 @@ class DistributedDataParallel(nn.Module):
     checkpoint_wraps: ClassVar[str] = "module"
     """A checkpoint names what is inside, not this wrapper."""
 
+    _is_syncing: bool
+
     def __init__(
         self,
         module: nn.Module,
@@ -85,27 +86,22 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         options = options or DDPOptions()
         options.check(is_sharded=use_distributed_optimizer)
-        self.module = module
-        self.group = data_group(mesh)
-        self.options = options
+        self._begin(module, mesh, options)
         self.is_sharded = use_distributed_optimizer
-        self.mean_over = options.mean_over or ("passes" if options.exact else "ranks")
         self._overlap = overlap_grad_reduce and not options.exact
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        if not trained:
-            raise ConfigError(f"cannot train {type(module).__name__}: none of its parameters requires a gradient")
+        trained = self._trained()
         if options.check_parameters:
             check_equal_start(trained, self.group)
-        fp32 = accumulate_allreduce_grads_in_fp32
-        self.buckets = _make_buckets(list(trained.values()), self, torch.float32 if fp32 else None, bucket_size)
+        kind = BucketKind(
+            group=self.group,
+            dtype=torch.float32 if accumulate_allreduce_grads_in_fp32 else None,
+            shard=use_distributed_optimizer,
+            release=options.shard_gradients and not options.exact,
+            exact=options.exact,
+        )
+        self.buckets = make_buckets(list(trained.values()), kind, bucket_size)
         """In the order in which they are reduced."""
         self._places = {id(p): (b, n) for b in self.buckets for n, p in enumerate(b.parameters)}
-        self._step = _Step()
-        self._is_syncing = True
-        self.num_micro_batches: int | None = None
-        """Backward passes in a step, over all ranks; None: every rank makes as many. In exact mode a rank that knows
-        needs less memory, and ranks may make unequal numbers."""
-        self.has_sharded_optimizer = False
         self._handles = [_hook(parameter, self._take) for parameter in trained.values()]
 
     @property
@@ -200,6 +196,27 @@ class DistributedDataParallel(nn.Module):
         used = self._own_used() if self._step.used is None else self._step.used
         return frozenset(id(p) for p, is_used in zip(parameters, used.tolist(), strict=True) if not is_used)
 
+    def _begin(self, module: nn.Module, mesh: DeviceMesh | dist.ProcessGroup | None, options: DDPOptions) -> None:
+        """Set what does not depend on how gradients are reduced."""
+        self.module = module
+        self.group = data_group(mesh)
+        self.options = options
+        self.mean_over = options.mean_over or ("passes" if options.exact else "ranks")
+        self.is_sharded = False
+        self.has_sharded_optimizer = False
+        self.num_micro_batches: int | None = None
+        """Backward passes in a step, over all ranks; None: every rank makes as many. In exact mode a rank that knows
+        needs less memory, and ranks may make unequal numbers."""
+        self._step = _Step()
+        self._is_syncing = True
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that require a gradient, by name."""
+        found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        if not found:
+            raise ConfigError(f"cannot train {type(self.module).__name__}: none of its parameters requires a gradient")
+        return found
+
     def _take(self, parameter: torch.Tensor) -> None:
         """Take a gradient from autograd: it is called when all of it has come."""
         bucket, number = self._places[id(parameter)]
@@ -270,28 +287,3 @@ def _hook(parameter: torch.Tensor, take: Callable[[torch.Tensor], None]) -> Any:
     parameter.__dict__[_MARK] = True
     register: Any = parameter.register_post_accumulate_grad_hook
     return register(take)
-
-
-def _make_buckets(
-    parameters: list[nn.Parameter], owner: DistributedDataParallel, dtype: torch.dtype | None, bucket_size: int | None
-) -> tuple[Bucket, ...]:
-    """Return the buckets of all parameters, each of one dtype and device, in the order in which gradients come."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for index, parameter in enumerate(parameters):
-        kinds.setdefault((parameter.dtype, local_of(parameter).device), []).append(index)
-    found: list[tuple[int, Bucket]] = []
-    for (own_dtype, _), indexes in kinds.items():
-        kind = BucketKind(
-            group=owner.group,
-            dtype=dtype or own_dtype,
-            shard=owner.is_sharded,
-            release=owner.options.shard_gradients and not owner.options.exact,
-            exact=owner.options.exact,
-        )
-        numels = [local_of(parameters[i]).numel() for i in indexes]
-        for layout in plan_buckets(numels, bucket_size=bucket_size, num_ranks=owner.num_ranks):
-            members = [indexes[slot.index] for slot in layout.slots]
-            found.append((min(members), Bucket(layout, [parameters[i] for i in members], kind)))
-    # a bucket is complete when the gradient of its first parameter has come
-    first: Callable[[tuple[int, Bucket]], int] = lambda item: -item[0]  # noqa: E731
-    return tuple(bucket for _, bucket in sorted(found, key=first))

@@ -54,7 +54,7 @@ def fully_shard_policy(
     """
     over = data_mesh(mesh)
     found = blocks_of(model, blocks)
-    _refuse_ties(model, found)
+    refuse_ties(model, found)
     precision = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     placing = CPUOffloadPolicy() if offload else OffloadPolicy()
     modules: list[nn.Module] = [*found.values(), model]
@@ -88,8 +88,12 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return found
 
 
-def _refuse_ties(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
-    """Refuse a parameter that two blocks, or a block and the rest, would each gather by themselves."""
+def refuse_ties(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+    """Refuse a parameter that two blocks, or a block and the rest, would each gather by themselves.
+
+    Raises:
+        ConfigError: there is one.
+    """
     owner = {id(module): name for name, root in blocks.items() for module in root.modules()}
     first: dict[int, tuple[str, str]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
