@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vescale_train.ddp import DDPOptions, DistributedDataParallel
     from vescale_train.dmodule import DModule, attached, is_dmodule, parallelize_module
     from vescale_train.engine import Checkpoint, evaluate, optimizer, parallelize, step
+    from vescale_train.loss import cross_entropy, parallel_loss
     from vescale_train.mesh import VESCALE_DEVICE_MESH, init, init_distributed
     from vescale_train.metrics import Meter, Progress
     from vescale_train.optim import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vescale_train.plan import Interleaved, Plan
     from vescale_train.planner import auto_parallelize_module, explain, propose, search
     from vescale_train.ragged import RaggedShard
+    from vescale_train.rng import single_device_rng
     from vescale_train.timeline import flush, init_ndtimers, ndtimeit, wait
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "attached",
     "auto_parallelize_module",
     "clip_grad_norm",
+    "cross_entropy",
     "data",
     "evaluate",
     "explain",
@@ -57,11 +60,13 @@ __all__ = [
     "is_dmodule",
     "ndtimeit",
     "optimizer",
+    "parallel_loss",
     "parallelize",
     "parallelize_module",
     "propose",
     "recompute_activations",
     "search",
+    "single_device_rng",
     "step",
     "wait",
 ]
@@ -83,6 +88,10 @@ _ROOMS = {
         "optimizer",
         "parallelize",
         "step",
+    ),
+    "loss": (
+        "cross_entropy",
+        "parallel_loss",
     ),
     "mesh": (
         "VESCALE_DEVICE_MESH",
@@ -112,6 +121,7 @@ _ROOMS = {
         "search",
     ),
     "ragged": ("RaggedShard",),
+    "rng": ("single_device_rng",),
     "timeline": (
         "flush",
         "init_ndtimers",

@@ -84,8 +84,8 @@ def check_scalar(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ar
         return Answer(getattr(tensor.full_tensor(), name)(*args[1:], **kwargs))
     report(
         "S3" if name == "item" else "S12",
-        f"{name} of {describe(tensor)} reads this rank's part of the result: take full_tensor() first, on all ranks, or "
-        f"guard(scalar_reads='reduce')",
+        f"{name} of {describe(tensor)} reads this rank's part of the result: take full_tensor() first, on all ranks, "
+        f"or guard(scalar_reads='reduce')",
     )
     return args, kwargs
 
@@ -103,7 +103,7 @@ def check_sum(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Argum
 
 def check_loss(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """S10: the mean of the means of ranks is not the mean where tokens count differently."""
-    logits, target, weight, ignore_index, reduction = _loss_arguments(name, args, kwargs)
+    logits, target, weight, ignore_index, reduction = _loss_arguments(args, kwargs)
     if not isinstance(logits, DTensor) or reduction != "mean":
         return args, kwargs
     if sharded_dims(logits) - {1 if logits.ndim > 1 else 0} and (weight is not None or _has(target, ignore_index)):
@@ -172,7 +172,7 @@ def _settled(value: Any) -> Any:
     return value.redistribute(placements=wanted)
 
 
-def _loss_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _loss_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return logits, target, weight, ignore_index and reduction of a call of torch's cross_entropy or nll_loss."""
     names: Iterable[str] = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
     found = dict(zip(names, args, strict=False)) | kwargs

@@ -1,4 +1,4 @@
-"""The guard: sees each call of a torch function and asks the checks of its name; calls of other names cost a look-up."""
+"""The guard: sees each call of a torch function and asks the checks of its name; other calls cost a look-up."""
 
 from __future__ import annotations
 
@@ -25,17 +25,66 @@ if TYPE_CHECKING:
     from vescale_train.guard.checks import Check
 
 RANDOM = frozenset(
-    "normal_ uniform_ bernoulli bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ multinomial poisson "
-    "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_dropout feature_alpha_dropout "
-    "native_dropout rand_like randn_like randint_like rrelu gumbel_softmax scaled_dot_product_attention "
-    "kaiming_uniform_ kaiming_normal_ multi_head_attention_forward".split()
+    [
+        "normal_",
+        "uniform_",
+        "bernoulli",
+        "bernoulli_",
+        "random_",
+        "exponential_",
+        "geometric_",
+        "cauchy_",
+        "log_normal_",
+        "multinomial",
+        "poisson",
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "native_dropout",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "rrelu",
+        "gumbel_softmax",
+        "scaled_dot_product_attention",
+        "kaiming_uniform_",
+        "kaiming_normal_",
+        "multi_head_attention_forward",
+    ]
 )
-SCALARS = frozenset("item __float__ __int__ __bool__ __index__ __complex__ is_nonzero".split())
-SUMS = frozenset("add sub rsub __add__ __radd__ __sub__ __rsub__ subtract".split())
-LOSSES = frozenset("cross_entropy nll_loss".split())
+SCALARS = frozenset(["item", "__float__", "__int__", "__bool__", "__index__", "__complex__", "is_nonzero"])
+SUMS = frozenset(["add", "sub", "rsub", "__add__", "__radd__", "__sub__", "__rsub__", "subtract"])
+LOSSES = frozenset(["cross_entropy", "nll_loss"])
 VIEWS = frozenset(
-    "__getitem__ select narrow view view_as chunk split split_with_sizes tensor_split unbind diagonal squeeze unsqueeze "
-    "t transpose permute swapaxes movedim expand unflatten detach".split()
+    [
+        "__getitem__",
+        "select",
+        "narrow",
+        "view",
+        "view_as",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "unbind",
+        "diagonal",
+        "squeeze",
+        "unsqueeze",
+        "t",
+        "transpose",
+        "permute",
+        "swapaxes",
+        "movedim",
+        "expand",
+        "unflatten",
+        "detach",
+    ]
 )
 
 
@@ -57,7 +106,9 @@ def checks_of(name: str) -> tuple[Check, ...]:
     return tuple(found)
 
 
-_IN_PLACE_OPERATORS = frozenset(f"__i{op}__" for op in "add sub mul truediv floordiv mod pow and or xor".split())
+_IN_PLACE_OPERATORS = frozenset(
+    f"__i{op}__" for op in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+)
 _known: dict[str, tuple[Check, ...]] = {}
 
 
@@ -89,8 +140,9 @@ class _Guard(TorchFunctionMode):
 def guard(mode: str = "raise", *, scalar_reads: str = "refuse") -> Iterator[None]:
     """Turn what torch's DTensors get wrong in silence into errors, for the time of the block.
 
-    S1 random numbers of shards, S2 writes through gathered slices, S3 and S12 scalars of pending sums, S10 means of means,
-    S13 gradients of a log_softmax in ``loss_parallel`` are refused. S11, a number added to a pending sum, is put right.
+    S1 random numbers of shards, S2 writes through gathered slices, S3 and S12 scalars of pending sums, S10 means of
+    means, S13 gradients of a log_softmax in ``loss_parallel`` are refused. S11, a number added to a pending sum, is
+    put right.
 
     Args:
         mode: "raise"; "warn": say so and let torch go on; "off": in a block of another guard, let all be.

@@ -30,7 +30,7 @@ class Settings:
     exempt: frozenset[str] = frozenset()
 
 
-_settings: ContextVar[Settings] = ContextVar("vescale_guard", default=Settings())
+_settings: ContextVar[Settings] = ContextVar("vescale_guard", default=Settings())  # noqa: B039 -- it is frozen
 
 
 def current() -> Settings:

@@ -42,10 +42,10 @@ def test_a_mode_holds_inside_its_block():
 
 
 def test_what_each_mode_does_about_a_fault():
-    with guard(), pytest.raises(SilentFaultError, match="^S1: x$") as caught:
+    with guard(), pytest.raises(SilentFaultError, match=r"^S1: x$") as caught:
         report("S1", "x")
     assert caught.value.context == {"fault": "S1"}
-    with guard("warn"), pytest.warns(SilentFaultWarning, match="^S1: x$"):
+    with guard("warn"), pytest.warns(SilentFaultWarning, match=r"^S1: x$"):
         report("S1", "x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
