@@ -10,6 +10,7 @@ import numpy as np
 
 from vescale_ckpt.format.records import FORMAT_VERSION, Manifest, PackRecord
 from vescale_storage.collect.plan import Tally
+from vescale_storage.pack import ENTRY_BYTES, FOOTER_TRAILER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +32,7 @@ class PackUse:
     name: str
     size_bytes: int
     live_bytes: int
-    """Stored bytes of the chunks that any snapshot or tag refers to."""
+    """What a pack of nothing but the chunks that any snapshot or tag refers to would take, its footer included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,12 @@ class RepackPlan:
 
     @property
     def reclaimed_bytes(self) -> int:
-        """What is left to collect afterwards, footers aside."""
+        """What is left to collect afterwards."""
         return sum(pack.size_bytes - pack.live_bytes for pack in self.packs)
 
 
 class Liveness:
-    """Counts, manifest by manifest, which bytes of which packs are needed; each chunk counts once."""
+    """Counts, manifest by manifest, which bytes of which packs are needed; each chunk counts once, with its entry."""
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
@@ -76,9 +77,12 @@ class Liveness:
         self._rows = rows[is_first]
 
     def live_bytes(self) -> dict[str, int]:
-        """Return the needed bytes of every pack that a manifest has named."""
-        live = np.zeros(len(self._number), np.uint64)
-        np.add.at(live, self._rows[:, 0].astype(np.int64), self._rows[:, 2])
+        """Return the needed bytes of every pack that a manifest has named.
+
+        The footer counts, or a small pack, which is mostly footer, would be rewritten each time with all of it live.
+        """
+        live = np.full(len(self._number), FOOTER_TRAILER_BYTES, np.uint64)
+        np.add.at(live, self._rows[:, 0].astype(np.int64), self._rows[:, 2] + np.uint64(ENTRY_BYTES))
         return dict(zip(self._number, live.tolist(), strict=True))
 
 

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 
 import numpy as np
+import torch
 
+import vescale_ckpt as vc
 from vescale_ckpt.collecting.repack_plan import Liveness, PackUse, Place, moved, plan_repack, stored_rows
 from vescale_ckpt.format.manifest import decode_manifest, encode_manifest
 from vescale_ckpt.format.records import ChunkTable, Manifest, PackRecord, TensorRecord
 from vescale_ckpt.state.tree import DictNode, TensorNode
 from vescale_storage.backend import ObjectInfo
+from vescale_storage.backends.memory import MemoryBackend
 from vescale_storage.collect.plan import Tally
 from vescale_storage.collect.roots import Roots
+from vescale_storage.pack import footer_bytes
 from vescale_storage.refs import Ref, Tag
 
 OLD = 1000.0
@@ -53,7 +58,17 @@ def test_a_chunk_counts_once_however_many_manifests_and_tensors_have_it():
     live.add(manifest_of((P, 0, 10), (P, 0, 10), (Q, 5, 7)))
     live.add(manifest_of((Q, 5, 7), (P, 10, 20)))
     live.add(manifest_of())
-    assert live.live_bytes() == {P: 30, Q: 7}
+    assert live.live_bytes() == {P: 30 + footer_bytes(2), Q: 7 + footer_bytes(1)}
+
+
+def test_a_pack_whose_chunks_are_all_needed_is_needed_whole_however_small():
+    store = vc.Store(MemoryBackend(uuid.uuid4().hex), exists=False)
+    with vc.Checkpointer(store, "run") as ckpt:
+        ckpt.save(1, {"tiny": torch.arange(3, dtype=torch.uint8)})
+    live = Liveness()
+    manifest = store["run@1"].manifest
+    live.add(manifest)
+    assert live.live_bytes() == {pack.name: pack.size_bytes for pack in manifest.packs}
 
 
 def test_nothing_is_needed_of_nothing():
