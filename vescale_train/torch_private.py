@@ -15,6 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache, ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 __all__ = [
     "HashStore",
     "StridedShard",
+    "TorchDispatchMode",
     "all_submeshes",
     "default_store",
     "dtensor_handlers",
     "extend_operations",
     "extend_redistribution",
+    "fill_truncated_normal",
     "flatten_mesh",
     "function_modes",
     "group_timeout",
     "is_in_backward",
+    "is_mutating",
     "no_torch_function",
     "on_backward_end",
     "replaced_kernels",
@@ -66,6 +70,11 @@ def all_submeshes(mesh: DeviceMesh, name: str) -> list[DeviceMesh]:
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh that this one was sliced from, or itself."""
     return mesh._get_root_mesh()
+
+
+def is_mutating(operation: Any) -> bool:
+    """Return whether an operator writes to one of its arguments."""
+    return bool(operation._schema.is_mutable)
 
 
 def set_local(tensor: DTensor, local: torch.Tensor) -> None:
@@ -144,6 +153,10 @@ def _unless_generator(kernel: Callable[..., Any], stock: Any, keyset: Any) -> Ca
         return stock.call_boxed(keyset, *args, generator=generator, **kwargs)
 
     return choose
+
+
+fill_truncated_normal = torch.nn.init._no_grad_trunc_normal_
+"""What ``trunc_normal_`` of torch does, (tensor, mean, std, a, b, generator=): nothing on the meta device."""
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def train(args: argparse.Namespace, mesh: DeviceMesh) -> dict[int, float]:
     losses = {}
     with ExitStack() as stack:
         every = args.save_every
-        ckpt = stack.enter_context(vt.Checkpoint(args.store, args.run, every=every, data=batches, schedule=schedule))
+        ckpt = stack.enter_context(vt.Checkpoint(args.store, args.name, every=every, data=batches, schedule=schedule))
         progress = stack.enter_context(vt.Progress(args.steps)) if dist.get_rank() == 0 else None
         done = ckpt.resume(model, optim) if args.resume else 0
         for step, batch in enumerate(batches, done + 1):
@@ -135,7 +135,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Return the settings that the command line gives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", required=True, help="where the checkpoints are: a folder or a URL such as s3://...")
-    parser.add_argument("--run", default="llama", help="the name of this training in the store")
+    # not --run: torchrun takes that for an option of its own, cut short
+    parser.add_argument("--name", default="llama", help="the name of this training in the store")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     parser.add_argument("--mesh", type=mesh_sizes, default={}, help="axes with sizes, such as dp=2,tp=2; -1: the rest")
     parser.add_argument("--plan", default="auto", help="'auto', or a JSON file with a plan")
