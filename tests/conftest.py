@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from vescale_tools.seaweed import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Before anything imports torch: what many processes compute side by side has the same bits with the same threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No test is about time, and a busy machine is no failure.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,6 +77,7 @@ class _Place:
         inner = self.fresh()
         backends = [FaultBackend(inner) for _ in range(WORLD)]
         all_well(_save_step_2(list(backends), 60))
+        loop.run(inner.close())
         return [
             (rank, operation.number, when)
             for rank, backend in enumerate(backends)
