@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vescale_train.ddp import DDPOptions, DistributedDataParallel
     from vescale_train.dmodule import DModule, attached, is_dmodule, parallelize_module
     from vescale_train.engine import Checkpoint, evaluate, optimizer, parallelize, step
+    from vescale_train.engine.deferred import deferred_init, materialize
     from vescale_train.loss import cross_entropy, parallel_loss
     from vescale_train.mesh import VESCALE_DEVICE_MESH, init, init_distributed
     from vescale_train.metrics import Meter, Progress
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
         clip_grad_norm,
         fully_shard_policy,
         recompute_activations,
+    )
+    from vescale_train.pipe import (
+        ModeType,
+        PipeEngine,
+        PipelineParallelPlan,
+        PipelineScheduleType,
+        PipelineSplitMethodType,
+        construct_pipeline_stage,
+        register_instruction,
+        validate_pipeline_schedule,
     )
     from vescale_train.plan import Interleaved, Plan
     from vescale_train.planner import auto_parallelize_module, explain, propose, search
@@ -41,15 +52,22 @@ __all__ = [
     "DistributedOptimizer",
     "Interleaved",
     "Meter",
+    "ModeType",
     "MuonByOwner",
+    "PipeEngine",
+    "PipelineParallelPlan",
+    "PipelineScheduleType",
+    "PipelineSplitMethodType",
     "Plan",
     "Progress",
     "RaggedShard",
     "attached",
     "auto_parallelize_module",
     "clip_grad_norm",
+    "construct_pipeline_stage",
     "cross_entropy",
     "data",
+    "deferred_init",
     "evaluate",
     "explain",
     "flush",
@@ -58,6 +76,7 @@ __all__ = [
     "init_distributed",
     "init_ndtimers",
     "is_dmodule",
+    "materialize",
     "ndtimeit",
     "optimizer",
     "parallel_loss",
@@ -65,9 +84,11 @@ __all__ = [
     "parallelize_module",
     "propose",
     "recompute_activations",
+    "register_instruction",
     "search",
     "single_device_rng",
     "step",
+    "validate_pipeline_schedule",
     "wait",
 ]
 
@@ -89,6 +110,10 @@ _ROOMS = {
         "parallelize",
         "step",
     ),
+    "engine.deferred": (
+        "deferred_init",
+        "materialize",
+    ),
     "loss": (
         "cross_entropy",
         "parallel_loss",
@@ -109,6 +134,16 @@ _ROOMS = {
         "clip_grad_norm",
         "fully_shard_policy",
         "recompute_activations",
+    ),
+    "pipe": (
+        "ModeType",
+        "PipeEngine",
+        "PipelineParallelPlan",
+        "PipelineScheduleType",
+        "PipelineSplitMethodType",
+        "construct_pipeline_stage",
+        "register_instruction",
+        "validate_pipeline_schedule",
     ),
     "plan": (
         "Interleaved",
