@@ -13,6 +13,7 @@ from torch import nn
 import vescale_ckpt as vc
 from tests.cases.inputs import same_bits, tagged, view_at
 from tests.cases.worlds import RUN, load, memory_store, save
+from tests.modules import WithExtra
 from vescale_ckpt.errors import MismatchError, NotFoundError
 from vescale_ckpt.interop.safetensors import check_target, export_snapshot, load_hf, plan_export
 from vescale_ckpt.layout.layout import Layout
@@ -53,29 +54,16 @@ class TestC096PlainAndShardedAlike:
         )
 
 
-class Opaque(nn.Module):
-    """A module with extra state of any kind."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-        self.value = value
-
-    def get_extra_state(self):
-        return self.value
-
-    def set_extra_state(self, state):
-        self.value = state
-
-
 class TestC098OpaqueExtraState:
     @pytest.mark.parametrize(
         "value", [io.BytesIO(b"opaque"), io.BytesIO(), torch.empty(0, dtype=torch.uint8), b"", b"x" * 9000, None, {}]
     )
     def test_it_is_carried_as_it_is_and_empty_stays_empty(self, value):
         store = memory_store()
-        save(store, 1, lambda _: {"experts": nn.ModuleList([Opaque(value), Opaque(b"")])})
-        target = nn.ModuleList([Opaque(type(value)() if isinstance(value, io.BytesIO | dict) else value), Opaque(None)])
+        save(store, 1, lambda _: {"experts": nn.ModuleList([WithExtra(value), WithExtra(b"")])})
+        target = nn.ModuleList(
+            [WithExtra(type(value)() if isinstance(value, io.BytesIO | dict) else value), WithExtra(None)]
+        )
         load(store, 1, lambda _: {"experts": target})
         found = target[0].value
         assert type(found) is type(value)
@@ -90,7 +78,7 @@ class TestC098OpaqueExtraState:
     def test_where_it_is_absent_that_is_told_and_not_fatal_if_said_so(self):
         store = memory_store()
         save(store, 1, lambda _: {"m": {"w": torch.zeros(2)}})
-        target = Opaque("mine")
+        target = WithExtra("mine")
         with pytest.raises(MismatchError, match=r"'m\._extra_state'"):
             load(store, 1, lambda _: {"m": target})
         (report,) = load(store, 1, lambda _: {"m": target}, ignore=["*_extra_state"])

@@ -200,3 +200,10 @@ def test_debug_shows_where_it_came_from(capsys):
 
 def test_the_program_is_named_once():
     assert output_module.PROGRAM == "vescale-ckpt"
+
+
+def test_a_list_is_told_by_its_number_and_its_first_lines(capsys):
+    Output().listed("none", [])
+    Output().listed("left out", [f"w{i}" for i in range(22)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["left out: 22", *(f"  w{i}" for i in range(20)), "  and 2 more; --json lists all"]

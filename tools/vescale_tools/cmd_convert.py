@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from vescale_ckpt.interop.convert import convert
 from vescale_ckpt.interop.convert.job import LAYOUTS
@@ -16,8 +16,6 @@ from vescale_tools.output import Output, count, format_bytes
 
 if TYPE_CHECKING:
     from vescale_ckpt.interop.convert.options import ConvertReport
-
-_NUM_LISTED: Final = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,20 +113,11 @@ def _print(output: Output, report: ConvertReport, *, is_done: bool) -> None:
         output.line(f"found from an interrupted conversion: {format_bytes(report.bytes_resumed)}")
     if is_done:
         output.line(f"largest resident size of a process: {format_bytes(report.peak_rss_bytes)}")
-    _list(output, "carried along", list(report.carried))
-    _list(output, "left out", [f"{name}: {why}" for name, why in report.left_out])
-    _list(output, "notes", list(report.notes))
+    output.listed("carried along", list(report.carried))
+    output.listed("left out", [f"{name}: {why}" for name, why in report.left_out])
+    output.listed("notes", list(report.notes))
     for name, number in report.overflowed.items():
         output.warn(f"{name}: {count(number, 'finite value')} became infinite in the cast")
-
-
-def _list(output: Output, title: str, lines: list[str]) -> None:
-    if lines:
-        output.line(f"{title}: {len(lines)}")
-    for line in lines[:_NUM_LISTED]:
-        output.line(f"  {line}")
-    if len(lines) > _NUM_LISTED:
-        output.line(f"  and {len(lines) - _NUM_LISTED} more; --json lists all")
 
 
 def _as_json(report: ConvertReport, *, is_done: bool) -> dict[str, Any]:

@@ -24,7 +24,6 @@ _DTYPES: Final = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-_NUM_LISTED: Final = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,22 +89,13 @@ def _print(output: Output, plan: ExportPlan, target: ExportTarget, report: Expor
     output.table(("file", "tensors", "size"), rows, right=("tensors", "size"))
     if target.removed:
         output.line(f"{'would replace' if report is None else 'replaced'}: {', '.join(target.removed)}")
-    _list(output, "tied, stored once", [f"{name} = {stored}" for name, stored in plan.ties.items()])
+    output.listed("tied, stored once", [f"{name} = {stored}" for name, stored in plan.ties.items()])
     casts = collections.Counter((_name(tensor.stored), _name(tensor.dtype)) for tensor in plan.casts)
     for (stored, dtype), number in casts.items():
         output.line(f"cast: {count(number, 'tensor')} {stored} -> {dtype}")
-    _list(output, "left out", [f"{name}: {why}" for name, why in plan.left_out])
+    output.listed("left out", [f"{name}: {why}" for name, why in plan.left_out])
     for name, number in ({} if report is None else report.overflowed).items():
         output.warn(f"{name}: {count(number, 'finite value')} became infinite in the cast")
-
-
-def _list(output: Output, title: str, lines: list[str]) -> None:
-    if lines:
-        output.line(f"{title}: {len(lines)}")
-    for line in lines[:_NUM_LISTED]:
-        output.line(f"  {line}")
-    if len(lines) > _NUM_LISTED:
-        output.line(f"  and {len(lines) - _NUM_LISTED} more; --json lists all")
 
 
 def _name(dtype: torch.dtype) -> str:

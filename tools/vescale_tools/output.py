@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "vescale-ckpt"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_NUM_LISTED: Final = 20
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -47,6 +48,15 @@ class Output:
         """Print a line for people; nothing with ``--json``."""
         if not self.as_json:
             _console().print(Text(printable(text), style=style), soft_wrap=True)
+
+    def listed(self, title: str, lines: Sequence[str]) -> None:
+        """Print how many lines there are and the first of them, for people; nothing of none."""
+        if lines:
+            self.line(f"{title}: {len(lines)}")
+        for line in lines[:_NUM_LISTED]:
+            self.line(f"  {line}")
+        if len(lines) > _NUM_LISTED:
+            self.line(f"  and {len(lines) - _NUM_LISTED} more; --json lists all")
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error."""

@@ -21,7 +21,7 @@ from vescale_train.ddp.collectives import group_rank, group_size
 from vescale_train.ddp.local import local_of
 from vescale_train.errors import ConfigError, StateError
 from vescale_train.optim.norm import clip_grad_norm
-from vescale_train.optim.state_dict import load_named_state, named_state
+from vescale_train.optim.state_dict import copy_options, load_named_state, named_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,8 +108,7 @@ class MuonByOwner(torch.optim.Optimizer):
             updated = [matrix for matrix in self._matrices if matrix.parameter.grad is not None]
             for matrix in updated:
                 self._gather(matrix)
-            for own, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
-                inner.update({key: value for key, value in own.items() if key != "params"})
+            copy_options(self.param_groups, to=self.optimizer.param_groups)
             self.optimizer.step()
             for work in [self._hand_out(matrix) for matrix in updated]:
                 if work is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vescale_train.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -51,8 +51,13 @@ def load_named_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any],
         del state[parameter]
     for key, values in saved["state"].items():
         state[key_of[key]] = values
-    for own, other in zip(optimizer.param_groups, groups, strict=True):
-        own.update({key: value for key, value in other.items() if key != "params"})
+    copy_options(groups, optimizer.param_groups)
+
+
+def copy_options(groups: Sequence[Mapping[str, Any]], to: Sequence[dict[str, Any]]) -> None:
+    """Give some groups the options of others, which are as many; each keeps its own parameters."""
+    for source, target in zip(groups, to, strict=True):
+        target.update({key: value for key, value in source.items() if key != "params"})
 
 
 def _match(own: list[torch.Tensor], saved: list[Any], names: Mapping[int, str], index: int) -> dict[Any, torch.Tensor]:

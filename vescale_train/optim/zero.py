@@ -15,7 +15,7 @@ from vescale_train.ddp.local import like_parameter
 from vescale_train.errors import ConfigError, StateError
 from vescale_train.optim.norm import GradientPart, clip_parts, shard_groups
 from vescale_train.optim.shards import ParameterBucket
-from vescale_train.optim.state_dict import load_named_state, named_state
+from vescale_train.optim.state_dict import copy_options, load_named_state, named_state
 from vescale_train.optim.zero_state import ShardedState
 
 if TYPE_CHECKING:
@@ -170,11 +170,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_shards(self) -> None:
         """Step the plain optimizer with the options of our groups; keep those that it changes."""
-        for own, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
-            inner.update({key: value for key, value in own.items() if key != "params"})
+        copy_options(self.param_groups, to=self.optimizer.param_groups)
         self.optimizer.step()
-        for own, inner in zip(self.param_groups, self.optimizer.param_groups, strict=True):
-            own.update({key: value for key, value in inner.items() if key != "params"})
+        copy_options(self.optimizer.param_groups, to=self.param_groups)
 
     def _wait_in_forward(self) -> None:
         place = {id(shard.parameter): bucket for bucket in self._buckets for shard in bucket.shards}

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.modules import WithExtra
 from vescale_ckpt.adapters.capture import SUBCLASS_KEY, capture, is_stateful
 from vescale_ckpt.errors import InvalidInputError
 from vescale_ckpt.state.leaf import Holding, LeafKind
@@ -169,19 +170,6 @@ def test_temporary_tensors_do_not_tie_by_chance():
 
 
 # modules
-
-
-class WithExtra(nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-        self.value = value
-
-    def get_extra_state(self):
-        return self.value
-
-    def set_extra_state(self, state):
-        self.value = state
 
 
 def test_a_module_is_a_union_by_global_name():

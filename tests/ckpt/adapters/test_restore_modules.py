@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.modules import WithExtra
 from vescale_ckpt.adapters.options import RestoreOptions
 from vescale_ckpt.adapters.restore import unexpected_keys
 
@@ -113,19 +114,6 @@ def test_two_stored_tensors_for_one_of_the_target_must_be_equal(memory):
     assert memory.problems(stored, {"m": target}, same_content=lambda *pair: asked.append(pair) is None) == ()
     assert asked == [(("m", "a.weight"), ("m", "b.weight"))]
     assert memory.problems(stored, {"m": target}, same_content=lambda *_: False)
-
-
-class WithExtra(nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-        self.value = value
-
-    def get_extra_state(self):
-        return self.value
-
-    def set_extra_state(self, state):
-        self.value = state
 
 
 @pytest.mark.parametrize(

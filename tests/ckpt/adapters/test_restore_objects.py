@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.modules import WithExtra
 from vescale_ckpt.adapters.capture import capture
 from vescale_ckpt.adapters.options import RestoreOptions
 from vescale_ckpt.state.per_rank import PerRank
@@ -12,19 +13,6 @@ from vescale_ckpt.state.per_rank import PerRank
 def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-
-class WithExtra(nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-        self.value = value
-
-    def get_extra_state(self):
-        return self.value
-
-    def set_extra_state(self, state):
-        self.value = state
 
 
 # per rank
