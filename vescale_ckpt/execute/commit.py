@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vescale_ckpt.errors import ConflictError, CorruptionError, ObjectNotFoundError, VeScaleError
 from vescale_ckpt.execute.hints import put_hints
 from vescale_ckpt.execute.manifests import store_manifest
+from vescale_ckpt.execute.shares import settle_shares
 from vescale_ckpt.format.assemble import assemble, check_agreement
 from vescale_ckpt.format.fragment import Fragment, FragmentChunks, decode_fragments, encode_fragment
 from vescale_ckpt.format.records import Manifest
@@ -154,7 +155,7 @@ def conclude(
         ConflictError: the save took so long that a collection may be about to delete what it refers to.
         StorageError: the storage failed.
     """
-    chunks, packs = assemble(fragments, tensors)
+    chunks, packs = assemble(settle_shares(meeting.backend, fragments, tensors), tensors)
     tree = _whole_tree(fragments)
     now = time.time()
     manifest = Manifest(
@@ -255,8 +256,8 @@ def fragment_of(rank: int, plan_key: bytes, written: Written, tree: Node | None,
             offset=written.offset,
             length=written.length,
             codec=written.codec,
-            partial=[(row, chunk.box) for row, chunk in written.partial],
-        ),
+            partial=written.partial,
+        ).with_shares(written.shares),
         packs=tuple(written.packs),
         replicas=written.compared,
         counters={"bytes_total": written.bytes_total, "bytes_put": written.bytes_put},

@@ -40,6 +40,7 @@ class DedupIndex:
     def __init__(
         self, manifests: Sequence[Manifest], leave_out: Container[str] = (), hints: Hints | None = None
     ) -> None:
+        self.manifests = tuple(manifests)
         self._leave_out = leave_out
         self._hints = hints
         self._tried: set[str] = set()
@@ -62,6 +63,10 @@ class DedupIndex:
                     self._add([manifest])
             found = self._look(digest)
         return found
+
+    def may_refer(self, pack: PackRecord) -> bool:
+        """Return whether a pack of one of the manifests may be referred to."""
+        return pack.name not in self._leave_out
 
     def _look(self, digest: bytes) -> Location | None:
         word = np.frombuffer(digest[:8], dtype="<u8")[0]

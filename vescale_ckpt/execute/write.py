@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from vescale_ckpt.errors import InternalError, ObjectNotFoundError
+from vescale_ckpt.execute.relaid import Relaid
 from vescale_ckpt.format.records import PackRecord
 from vescale_ckpt.plan.parts import ChunkPlan, chunks_of, sample_tile
 from vescale_ckpt.stage.raw import aligned, memory_of, shaped
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from vescale_ckpt.execute.dedup import DedupIndex, Location
+    from vescale_ckpt.execute.relaid import Claim
     from vescale_ckpt.format.records import TensorRecord
+    from vescale_ckpt.geometry.box import Box
     from vescale_ckpt.stage.memory import BufferPool
     from vescale_ckpt.stage.stager import StagedPart
     from vescale_storage.backend import Backend, Buffer
@@ -61,8 +64,10 @@ class Written:
 
     tensor: list[int] = field(default_factory=list)
     tile: list[int] = field(default_factory=list)
-    partial: list[tuple[int, ChunkPlan]] = field(default_factory=list)
-    """(place in the columns, chunk) of each chunk that is only a part of its tile."""
+    partial: list[tuple[int, Box]] = field(default_factory=list)
+    """(place in the columns, box) of each chunk that is only a part of its tile, and of each that is shared."""
+    shares: list[tuple[int, Box]] = field(default_factory=list)
+    """(place in the columns, what this rank holds of it) of each stored chunk that other ranks hold the rest of."""
     digest: list[bytes] = field(default_factory=list)
     pack: list[int] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
@@ -142,6 +147,7 @@ class Writer:
         self._pool = blocks
         self._options = options
         self._written = Written()
+        self._relaid = Relaid(backend, records, index.manifests, self._may_refer)
         self._seen: dict[bytes, tuple[int, int, int, int]] = {}
         self._known_packs: dict[str, int] = {}
         self._there: dict[str, bool] = {}
@@ -249,11 +255,15 @@ class Writer:
                 continue
             self._written.bytes_total += item.num_bytes
             place = self._known(name)
-            if place is None:
-                place = self._add(block, name, codec, stored)
-            else:
+            if place is not None:
                 self._written.bytes_deduplicated += item.num_bytes
-            self._record(chunk, name, place)
+            elif claims := self._relaid.find(chunk, _elements(block, item)):
+                self._written.bytes_deduplicated += item.num_bytes
+                self._claim(chunk, claims)
+                continue
+            else:
+                place = self._add(block, name, codec, stored)
+            self._record(chunk.tensor, chunk.tile, name, place, None if chunk.whole_tile else chunk.box)
         self._drop(block)
         if self._pack is not None and self._pack.builder.size_bytes >= self._options.pack_bytes:
             self._close_pack()
@@ -272,6 +282,9 @@ class Writer:
                 return None
             place = self._seen[name] = self._refer(found)
         return place
+
+    def _may_refer(self, pack: PackRecord) -> bool:
+        return self._index.may_refer(pack) and self._is_there(pack)
 
     def _is_there(self, pack: PackRecord) -> bool:
         """Return whether storage has a pack that a base refers to; a chunk of one that was lost is written anew."""
@@ -301,12 +314,19 @@ class Writer:
         place = self._seen[name] = (self._pack.number, entry.offset, entry.length, int(entry.codec))
         return place
 
-    def _record(self, chunk: ChunkPlan, name: bytes, place: tuple[int, int, int, int]) -> None:
+    def _claim(self, chunk: ChunkPlan, claims: Sequence[Claim]) -> None:
+        """Record the stored chunks that hold a chunk's elements in its place."""
+        for claim in claims:
+            if claim.share != claim.box:
+                self._written.shares.append((len(self._written.tensor), claim.share))
+            self._record(chunk.tensor, chunk.tile, claim.digest, self._refer(claim.location), claim.box)
+
+    def _record(self, tensor: int, tile: int, name: bytes, place: tuple[int, int, int, int], box: Box | None) -> None:
         written = self._written
-        if not chunk.whole_tile:
-            written.partial.append((len(written.tensor), chunk))
-        written.tensor.append(chunk.tensor)
-        written.tile.append(chunk.tile)
+        if box is not None:
+            written.partial.append((len(written.tensor), box))
+        written.tensor.append(tensor)
+        written.tile.append(tile)
         written.digest.append(name)
         written.pack.append(place[0])
         written.offset.append(place[1])
@@ -345,6 +365,11 @@ class Writer:
         for _, put, _ in self._puts:
             put.cancel()
         wait_for([put for _, put, _ in self._puts])
+
+
+def _elements(block: _Block, item: _Item) -> torch.Tensor:
+    """Return what a block holds of a chunk."""
+    return shaped(block.buffer, item.start, item.source.source.dtype, item.chunk.box.shape)
 
 
 def renamed(builder: PackBuilder) -> Pack:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vescale_ckpt.errors import CorruptionError, FormatError, InvalidInputError
 from vescale_ckpt.format.checks import check_partial_rows, check_stored, internal
-from vescale_ckpt.format.chunk_columns import check_columns, decode_columns, encode_columns
+from vescale_ckpt.format.chunk_columns import CHUNK_COLUMNS, check_columns, decode_columns, encode_columns
 from vescale_ckpt.format.collector import paused_collector
 from vescale_ckpt.format.document import Section, decode_document, encode_document
 from vescale_ckpt.format.json_text import check_json, decode_json, encode_json, take
@@ -23,14 +23,15 @@ from vescale_ckpt.format.packs import check_packs, decode_packs, encode_packs, p
 from vescale_ckpt.format.records import FORMAT_VERSION, PackRecord
 from vescale_ckpt.format.tensor_table import decode_path
 from vescale_ckpt.format.tree_codec import MAX_RANK, decode_tree, encode_tree, tree_from_json, tree_to_json
+from vescale_ckpt.geometry.box import Box
 from vescale_storage.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from vescale_ckpt.geometry.box import Box
+    from vescale_ckpt.format.document import Document
     from vescale_ckpt.state.tree import Node, Path
     from vescale_storage.backend import Buffer
 
@@ -53,6 +54,10 @@ class FragmentChunks:
     partial_row: npt.NDArray[np.uint64]  # [num_partial] ascending
     partial_ndim: npt.NDArray[np.uint8]  # [num_partial]
     partial_box: npt.NDArray[np.uint64]  # flat: per partial row ndim offsets, then ndim sizes, of the global tensor
+    share_row: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    # [num_shares] ascending, all in partial_row: stored chunks of which other ranks hold the rest
+    share_box: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    # flat: per share ndim offsets, then ndim sizes, of what this rank holds of the chunk, in the global tensor
 
     def __post_init__(self) -> None:
         check_columns(self)
@@ -71,7 +76,6 @@ class FragmentChunks:
         partial: Sequence[tuple[int, Box]] = (),
     ) -> FragmentChunks:
         """Return the columns made of lists; ``partial`` names (row, box) of parts of tiles, by row."""
-        numbers = [number for _, box in partial for number in (*box.offset, *box.shape)]
         return cls(
             tensor=np.array(tensor, np.uint32),
             tile=np.array(tile, np.uint32),
@@ -84,7 +88,34 @@ class FragmentChunks:
             codec=np.array(codec, np.uint8),
             partial_row=np.array([row for row, _ in partial], np.uint64),
             partial_ndim=np.array([box.ndim for _, box in partial], np.uint8),
-            partial_box=np.array(numbers, np.uint64),
+            partial_box=_numbers(partial),
+        )
+
+    def with_shares(self, shares: Sequence[tuple[int, Box]]) -> FragmentChunks:
+        """Return the columns with shares: (row, what of its chunk this rank holds), by row."""
+        rows = np.array([row for row, _ in shares], np.uint64)
+        return dataclasses.replace(self, share_row=rows, share_box=_numbers(shares))
+
+    def shares(self) -> Iterator[tuple[int, Box, Box]]:
+        """Yield (row, box of the stored chunk, what of it this rank holds) of each share."""
+        starts = np.cumsum([0, *(2 * self.partial_ndim.astype(np.int64)).tolist()])
+        at = 0
+        for row, place in zip(self.share_row.tolist(), np.searchsorted(self.partial_row, self.share_row), strict=True):
+            ndim = int(self.partial_ndim[place])
+            whole = self.partial_box[starts[place] : starts[place + 1]].tolist()
+            part = self.share_box[at : at + 2 * ndim].tolist()
+            at += 2 * ndim
+            yield row, Box(tuple(whole[:ndim]), tuple(whole[ndim:])), Box(tuple(part[:ndim]), tuple(part[ndim:]))
+
+    def kept(self, keep: npt.NDArray[np.bool_]) -> FragmentChunks:
+        """Return the chunks for which ``keep`` (``bool[len(self)]``) is true, without shares."""
+        parts = keep[self.partial_row]
+        columns = {name: getattr(self, name)[keep] for name in ("tensor", *CHUNK_COLUMNS)}
+        return FragmentChunks(
+            **columns,
+            partial_row=(np.cumsum(keep) - 1)[self.partial_row[parts]].astype(np.uint64),
+            partial_ndim=self.partial_ndim[parts],
+            partial_box=self.partial_box[np.repeat(parts, 2 * self.partial_ndim.astype(np.int64))],
         )
 
     def __len__(self) -> int:
@@ -140,6 +171,9 @@ def encode_fragment(fragment: Fragment) -> bytes:
     except CorruptionError as error:
         raise internal(error) from error
     sections += encode_columns(chunks)
+    if len(chunks.share_row):
+        sections.append(Section(FragmentKind.SHARE_ROW, chunks.share_row))
+        sections.append(Section(FragmentKind.SHARE_BOX, chunks.share_box))
     sections += encode_packs(fragment.packs, FragmentKind.PACK_NAME, FragmentKind.PACK_SIZE)
     digests = b"".join(replicas.values())
     return encode_document(
@@ -186,6 +220,7 @@ def _decode(data: Buffer, trees: dict[bytes, Node]) -> Fragment:
         tensor=document.column(FragmentKind.CHUNK_TENSOR, np.uint32),
         partial_ndim=document.column(FragmentKind.PARTIAL_NDIM, np.uint8),
         **decode_columns(document),
+        **_share_columns(document),
     )
     _check_chunks(chunks, packs)
     replicas = document.column(FragmentKind.REPLICA_TENSOR, np.uint32).tolist()
@@ -230,7 +265,35 @@ def _check_chunks(chunks: FragmentChunks, packs: Sequence[PackRecord]) -> None:
     if len(chunks.tensor) != len(chunks) or len(ndim) != num_partial or 2 * int(ndim.sum()) != len(chunks.partial_box):
         raise CorruptionError(f"cannot use the {WHAT}: its columns of chunks or of parts have different lengths")
     check_partial_rows(chunks.partial_row, len(chunks), WHAT)
+    _check_shares(chunks)
     check_stored(chunks.pack, chunks.offset, chunks.length, chunks.codec, pack_sizes=pack_sizes(packs), what=WHAT)
+
+
+def _check_shares(chunks: FragmentChunks) -> None:
+    """Refuse shares of rows that have no box of their own, and shares that do not lie in it."""
+    known = np.isin(chunks.share_row, chunks.partial_row)
+    places = np.searchsorted(chunks.partial_row, chunks.share_row[known])
+    num_numbers = 2 * int(chunks.partial_ndim[places].astype(np.int64).sum())
+    if (
+        not known.all()
+        or (np.diff(chunks.share_row.astype(np.int64)) <= 0).any()
+        or num_numbers != len(chunks.share_box)
+    ):
+        raise CorruptionError(f"cannot use the {WHAT}: its columns of shares do not fit those of its parts")
+    for row, box, part in chunks.shares():
+        if part.volume == 0 or not box.contains(part):
+            raise CorruptionError(f"cannot use the {WHAT}: the share {part} of chunk {row} does not lie in its {box}")
+
+
+def _share_columns(document: Document) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of shares, which a fragment without any leaves out."""
+    kinds = {"share_row": FragmentKind.SHARE_ROW, "share_box": FragmentKind.SHARE_BOX}
+    return {name: document.column(kind, np.uint64) for name, kind in kinds.items() if kind in document.sections}
+
+
+def _numbers(boxes: Sequence[tuple[int, Box]]) -> npt.NDArray[np.uint64]:
+    """Return boxes one after another: offsets, then sizes."""
+    return np.array([number for _, box in boxes for number in (*box.offset, *box.shape)], np.uint64)
 
 
 def _tree(section: memoryview | None, trees: dict[bytes, Node]) -> Node | None:

@@ -46,6 +46,8 @@ class FragmentKind(enum.IntEnum):
     PARTIAL_ROW = 39
     PARTIAL_BOX = 40
     PARTIAL_NDIM = 41
+    SHARE_ROW = 42
+    SHARE_BOX = 43
     PACK_NAME = 48
     PACK_SIZE = 49
     REPLICA_TENSOR = 56

@@ -115,13 +115,13 @@ def test_sections_of_a_fragment(manifest):
         offset=[0, 0, 0],
         length=[1, 1, 1],
         codec=[0, 0, 0],
-        partial=[(0, Box((1, 2), (1, 1)))],
-    )
+        partial=[(0, Box((1, 2), (1, 2)))],
+    ).with_shares([(0, Box((1, 3), (1, 1)))])
     full = Fragment(
         rank=0, plan_key=b"", tree=manifest.tree, chunks=chunks, packs=manifest.packs, replicas={1: b"x" * 32}
     )
     sections = sections_of(encode_fragment(full), b"\x89VSFRG\r\n", FragmentKind)
-    counts = {"CHUNK": 3, "PARTIAL": 1, "PACK": 2, "REPLICA": 1, "PARTIAL_BOX": 4}
+    counts = {"CHUNK": 3, "PARTIAL": 1, "PACK": 2, "REPLICA": 1, "PARTIAL_BOX": 4, "SHARE": 1, "SHARE_BOX": 4}
     for kind, name, content, _ in rows:
         if content != "JSON":
             count = counts.get(name) or counts[name.split("_")[0]]

@@ -37,7 +37,7 @@ def fragment():
         length=[40, 9, 8, 7],
         codec=[0, 1, 0, 0],
         partial=[(1, Box((4, 2), (1, 2))), (3, Box((6,), (5,)))],
-    )
+    ).with_shares([(3, Box((7,), (2,)))])
     return Fragment(
         rank=3,
         plan_key=b"k" * 32,
@@ -174,6 +174,14 @@ def test_every_section_but_the_tree_is_needed(fragment, name):
         {"PARTIAL_ROW": np.array([1, 4], np.uint64)},
         {"PARTIAL_NDIM": np.array([2, 2], np.uint8)},
         {"PARTIAL_BOX": np.zeros(7, np.uint64)},
+        {"SHARE_ROW": np.array([2], np.uint64)},
+        {"SHARE_ROW": np.array([2**63], np.uint64)},
+        {"SHARE_ROW": np.array([1], np.uint64)},
+        {"SHARE_ROW": np.array([3, 3], np.uint64), "SHARE_BOX": np.array([7, 2, 7, 2], np.uint64)},
+        {"SHARE_BOX": np.array([7, 2, 1], np.uint64)},
+        {"SHARE_BOX": np.array([7, 0], np.uint64)},
+        {"SHARE_BOX": np.array([5, 2], np.uint64)},
+        {"SHARE_BOX": np.array([10, 2], np.uint64)},
         {"REPLICA_TENSOR": np.array([1], np.uint32)},
         {"REPLICA_TENSOR": np.array([1, 1], np.uint32)},
         {"REPLICA_DIGEST": b"x" * 65},

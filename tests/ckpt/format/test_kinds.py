@@ -35,6 +35,8 @@ def test_fragments_use_the_same_numbers_for_the_same_columns():
     assert {kind.name: kind.value for kind in FragmentKind if kind.name not in shared} == {
         "CHUNK_TENSOR": 32,
         "PARTIAL_NDIM": 41,
+        "SHARE_ROW": 42,
+        "SHARE_BOX": 43,
         "REPLICA_TENSOR": 56,
         "REPLICA_DIGEST": 57,
         "PER_RANK": 3,
