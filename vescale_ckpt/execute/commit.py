@@ -127,7 +127,7 @@ def commit(
     if [fragment.rank for fragment in fragments] != list(range(meeting.world_size)):
         raise CorruptionError(f"cannot commit {meeting.name}: its fragments say that they are of other ranks")
     check_agreement(fragments, plan.tensors, meeting.world_size)
-    outcome = conclude(meeting, plan.tensors, fragments, metadata)
+    outcome = conclude(meeting, plan.tensors, fragments, metadata, written=written)
     with contextlib.suppress(VeScaleError):  # committed: what cannot be removed now, gc removes
         loop.run(transaction.clean())
     return outcome
@@ -138,7 +138,9 @@ def conclude(
     tensors: Sequence[TensorRecord],
     fragments: Sequence[Fragment],
     metadata: dict[str, Any],
+    *,
     shape_tree: Callable[[Node], Node] | None = None,
+    written: Written | None = None,
 ) -> tuple[Ref, Manifest]:
     """Prove that the fragments make a whole snapshot, then make it visible; for the coordinator.
 
@@ -148,6 +150,7 @@ def conclude(
         fragments: of all ranks that wrote.
         metadata: the user's.
         shape_tree: changes the merged tree before it is stored.
+        written: what the coordinator wrote; the packs that it puts here are counted in it.
 
     Raises:
         MismatchError: the ranks' trees cannot be merged.
@@ -155,7 +158,10 @@ def conclude(
         ConflictError: the save took so long that a collection may be about to delete what it refers to.
         StorageError: the storage failed.
     """
-    chunks, packs = assemble(settle_shares(meeting.backend, fragments, tensors), tensors)
+    settled = settle_shares(meeting.backend, fragments, tensors)
+    if written is not None:
+        written.count_packs([pack for fragment in settled[len(fragments) :] for pack in fragment.packs])
+    chunks, packs = assemble(settled, tensors)
     tree = _whole_tree(fragments)
     now = time.time()
     manifest = Manifest(

@@ -74,7 +74,7 @@ class Relaid:
 
         Args:
             chunk: a chunk of this save, of which no snapshot has the digest.
-            data: its elements in any order of dims that is row-major for ``chunk.box``; integers, or 16-byte items.
+            data: its elements, contiguous, of the shape of ``chunk.box``; integers, or 16-byte items.
         """
         if chunk.tensor not in self._sources:
             self._sources[chunk.tensor] = self._sources_of(chunk.tensor)

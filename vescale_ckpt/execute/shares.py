@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from vescale_storage.backend import Backend
     from vescale_storage.pack import PackEntry
 
-_PACK_BYTES = 64 << 20
+_PACK_BYTES = 8 << 20
+"""What is cut out is held in memory up to this, beyond the budget of the save; it is little, and rare."""
 
 
 @dataclass(frozen=True, slots=True)

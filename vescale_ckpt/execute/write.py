@@ -88,6 +88,11 @@ class Written:
     seconds_put: float = 0.0
     """Summed over puts, which overlap."""
 
+    def count_packs(self, packs: Sequence[PackRecord]) -> None:
+        """Count packs that this rank put besides its own chunks."""
+        self.new_packs.update(pack.name for pack in packs)
+        self.bytes_put += sum(pack.size_bytes for pack in packs)
+
 
 @dataclass(frozen=True, slots=True)
 class _Item:

@@ -145,7 +145,7 @@ class DCPWriter(StorageWriter):
             marks=self._store.marks,
         )
         records = [_record(spec) for spec in specs]
-        self.ref, manifest = conclude(meeting, records, fragments, self._metadata, _with_lists)
+        self.ref, manifest = conclude(meeting, records, fragments, self._metadata, shape_tree=_with_lists)
         self._store.keep(self.ref, manifest)
 
     @classmethod
