@@ -45,13 +45,20 @@ def all_well(outcomes: list[Any]) -> list[Any]:
 
 
 def try_save(
-    store: Store, world_size: int, state_of: Callable[[int], Any], *, step: int = 1, run: str = RUN, **options: Any
+    store: Store,
+    world_size: int,
+    state_of: Callable[[int], Any],
+    *,
+    step: int = 1,
+    run: str = RUN,
+    base: str | None = None,
+    **options: Any,
 ) -> list[Any]:
     """Save ``state_of(rank)`` on every rank; return what each rank's save returned or raised."""
 
     def body(group: Group) -> vc.SaveReport:
         with checkpointer(store, group, run, **options) as ranks_own:
-            return ranks_own.save(step, state_of(group.rank)).result()
+            return ranks_own.save(step, state_of(group.rank), base=base).result()
 
     return run_ranks(world_size, body)
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from vescale_ckpt.execute.hints import Hints
-    from vescale_ckpt.format.records import Manifest, PackRecord
+    from vescale_ckpt.format.fragment import FragmentChunks
+    from vescale_ckpt.format.records import ChunkTable, Manifest, PackRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class Location:
     offset: int
     length: int
     codec: int
+
+    @classmethod
+    def of(cls, chunks: ChunkTable | FragmentChunks, packs: Sequence[PackRecord], row: int) -> Location:
+        """Return where the chunk of a row is, given the table that it is in and that table's packs."""
+        pack = packs[int(chunks.pack[row])]
+        return cls(pack, int(chunks.offset[row]), int(chunks.length[row]), int(chunks.codec[row]))
 
 
 class DedupIndex:
@@ -75,12 +82,7 @@ class DedupIndex:
             manifest, row = self._manifests[int(self._source[begin])], int(self._row[begin])
             chunks = manifest.chunks
             if chunks.digest[row].tobytes() == digest:
-                return Location(
-                    manifest.packs[int(chunks.pack[row])],
-                    int(chunks.offset[row]),
-                    int(chunks.length[row]),
-                    int(chunks.codec[row]),
-                )
+                return Location.of(chunks, manifest.packs, row)
             begin += 1
         return None
 
@@ -88,7 +90,7 @@ class DedupIndex:
         """Take in the chunks of more manifests."""
         words, sources, rows = [self._word], [self._source], [self._row]
         for manifest in manifests:
-            usable = _usable_rows(manifest, self._leave_out)
+            usable = self._usable_rows(manifest)
             words.append(np.ascontiguousarray(manifest.chunks.digest[usable]).view("<u8")[:, 0])
             sources.append(np.full(len(usable), len(self._manifests), dtype=np.int64))
             rows.append(usable)
@@ -99,8 +101,7 @@ class DedupIndex:
         self._source = np.concatenate(sources)[order]
         self._row = np.concatenate(rows)[order]
 
-
-def _usable_rows(manifest: Manifest, leave_out: Container[str]) -> npt.NDArray[np.int64]:
-    """Return the rows of the chunks that may be referred to."""
-    usable = np.fromiter((pack.name not in leave_out for pack in manifest.packs), np.bool_, len(manifest.packs))
-    return np.flatnonzero(usable[manifest.chunks.pack])
+    def _usable_rows(self, manifest: Manifest) -> npt.NDArray[np.int64]:
+        """Return the rows of the chunks that may be referred to."""
+        usable = np.fromiter(map(self.may_refer, manifest.packs), np.bool_, len(manifest.packs))
+        return np.flatnonzero(usable[manifest.chunks.pack])

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from vescale_ckpt.errors import CorruptionError, ObjectNotFoundError, StorageError
 from vescale_ckpt.execute.dedup import Location
-from vescale_ckpt.geometry.box import Box
+from vescale_ckpt.plan.load_plan import chunks_touching
 from vescale_ckpt.stage.raw import memory_of, shaped
 from vescale_ckpt.state.dtypes import dtype_from_name, item_bytes
 from vescale_storage import loop
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vescale_ckpt.format.records import Manifest, PackRecord, TensorRecord
+    from vescale_ckpt.geometry.box import Box
     from vescale_ckpt.plan.parts import ChunkPlan
     from vescale_storage.backend import Backend
 
@@ -69,17 +69,17 @@ class Relaid:
         self._usable = usable
         self._sources: dict[int, list[_Source]] = {}
 
-    def find(self, chunk: ChunkPlan, data: torch.Tensor) -> tuple[Claim, ...]:
+    def find(self, chunk: ChunkPlan, raw: torch.Tensor) -> tuple[Claim, ...]:
         """Return the stored chunks that together hold all elements of a chunk, or nothing.
 
         Args:
             chunk: a chunk of this save, of which no snapshot has the digest.
-            data: its elements, contiguous, of the shape of ``chunk.box``; integers, or 16-byte items.
+            raw: its bytes (uint8, 1-D), row-major; aligned for the tensor's items.
         """
         if chunk.tensor not in self._sources:
             self._sources[chunk.tensor] = self._sources_of(chunk.tensor)
         for source in list(self._sources[chunk.tensor]):
-            claims = self._compared(source, chunk, data)
+            claims = self._compared(source, chunk, raw)
             if claims is None:
                 self._sources[chunk.tensor].remove(source)
             elif claims:
@@ -96,40 +96,40 @@ class Relaid:
             index = manifest.resolve(index)
             stored = manifest.tensors[index]
             if (stored.dtype, stored.shape, stored.tile) == (record.dtype, record.shape, record.tile):
-                rows = manifest.chunks.rows(index)
-                places, _ = manifest.chunks.partials_of(stored, rows)
-                found.append(_Source(manifest, stored, rows, len(places) > 0))
+                places, _ = manifest.chunks.partials_of(stored, manifest.chunks.rows(index))
+                found.append(_Source(manifest, index, len(places) > 0))
         return found
 
-    def _compared(self, source: _Source, chunk: ChunkPlan, data: torch.Tensor) -> tuple[Claim, ...] | None:
+    def _compared(self, source: _Source, chunk: ChunkPlan, raw: torch.Tensor) -> tuple[Claim, ...] | None:
         """Return claims on all of a chunk, () where this snapshot cut it alike, None where it differs."""
         if chunk.whole_tile and not source.has_parts:
             return ()
-        stored = source.touching(chunk)
+        manifest = source.manifest
+        stored = list(chunks_touching(manifest, source.tensor, chunk.box))
         if len(stored) == 1 and stored[0][1] == chunk.box:
             return ()
+        data = shaped(raw, 0, dtype_from_name(self._records[chunk.tensor].dtype), chunk.box.shape)
         claims = []
         # What needs no reading comes first: most of what has changed is seen there.
-        for row, box in sorted(stored, key=lambda entry: entry[1].intersect(chunk.box) != entry[1]):
-            share = box.intersect(chunk.box)
-            location = source.location(row)
-            name = source.manifest.chunks.digest[row].tobytes()
-            if share is None or not self._usable(location.pack):
+        for row, box, share in sorted(stored, key=lambda entry: entry[1] != entry[2]):
+            location = Location.of(manifest.chunks, manifest.packs, row)
+            if not self._usable(location.pack):
                 return None
-            claim = Claim(location, name, box, share)
-            mine = data[share.relative_to(chunk.box).slices].contiguous()
-            if not (digest(bytes_of(mine)) == name if share == box else self._holds(source.record, claim, mine)):
+            claim = Claim(location, manifest.chunks.digest[row].tobytes(), box, share)
+            if not self._holds(claim, bytes_in(data, chunk.box, share), self._records[chunk.tensor]):
                 return None
             claims.append(claim)
         return tuple(claims)
 
-    def _holds(self, record: TensorRecord, claim: Claim, mine: torch.Tensor) -> bool:
-        """Return whether the share of a stored chunk has the bytes of ``mine``."""
+    def _holds(self, claim: Claim, mine: memoryview, record: TensorRecord) -> bool:
+        """Return whether the share of a stored chunk has these bytes."""
+        if claim.share == claim.box:
+            return digest(mine) == claim.digest
         try:
             theirs = read_box(self._backend, record, claim.location, claim.digest, claim.box)
         except (ObjectNotFoundError, CorruptionError, StorageError):
             return False  # it is written anew then; who loads the other snapshot is told of its damage
-        return bytes_of(theirs[claim.share.relative_to(claim.box).slices].contiguous()) == bytes_of(mine)
+        return bytes_in(theirs, claim.box, claim.share) == mine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,29 +137,10 @@ class _Source:
     """A tensor as one snapshot has it."""
 
     manifest: Manifest
-    record: TensorRecord
-    rows: range
+    tensor: int
+    """Index in the manifest's tensors."""
     has_parts: bool
-
-    def touching(self, chunk: ChunkPlan) -> list[tuple[int, Box]]:
-        """Return (row, box) of the chunks that hold elements of a chunk of the same tile grid."""
-        tiles = self.manifest.chunks.tile[self.rows.start : self.rows.stop]
-        tile = tiles.dtype.type(chunk.tile)  # of one type, or the whole column is cast
-        begin, end = np.searchsorted(tiles, tile), np.searchsorted(tiles, tile, side="right")
-        rows = range(self.rows.start + int(begin), self.rows.start + int(end))
-        offsets, sizes = self.manifest.chunks.boxes_of(self.record, rows)
-        boxes = [Box(tuple(o), tuple(s)) for o, s in zip(offsets.tolist(), sizes.tolist(), strict=True)]
-        return [(row, box) for row, box in zip(rows, boxes, strict=True) if box.intersect(chunk.box) is not None]
-
-    def location(self, row: int) -> Location:
-        """Return where a row's bytes are."""
-        chunks = self.manifest.chunks
-        return Location(
-            self.manifest.packs[int(chunks.pack[row])],
-            int(chunks.offset[row]),
-            int(chunks.length[row]),
-            int(chunks.codec[row]),
-        )
+    """Whether some of its chunks are parts of tiles."""
 
 
 def read_box(backend: Backend, record: TensorRecord, location: Location, name: bytes, box: Box) -> torch.Tensor:
@@ -180,6 +161,6 @@ def read_box(backend: Backend, record: TensorRecord, location: Location, name: b
     return shaped(buffer, 0, dtype_from_name(record.dtype), box.shape)
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor."""
-    return memory_of(tensor.reshape(-1).view(torch.uint8))
+def bytes_in(data: torch.Tensor, box: Box, part: Box) -> memoryview:
+    """Return the bytes of a part of a box, row-major, of which ``data`` has the elements."""
+    return memory_of(data[part.relative_to(box).slices].contiguous().reshape(-1).view(torch.uint8))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vescale_ckpt.execute.dedup import Location
-from vescale_ckpt.execute.relaid import bytes_of, read_box
+from vescale_ckpt.execute.relaid import bytes_in, read_box
 from vescale_ckpt.format.fragment import Fragment, FragmentChunks
 from vescale_ckpt.format.records import PackRecord
 from vescale_storage import loop
@@ -101,16 +101,10 @@ class _Cutter:
         self, fragment: Fragment, row: int, shared: _Shared, parts: Sequence[Box], tensors: Sequence[TensorRecord]
     ) -> None:
         """Store some parts of a chunk that a row of a fragment refers to."""
-        chunks = fragment.chunks
-        location = Location(
-            fragment.packs[int(chunks.pack[row])],
-            int(chunks.offset[row]),
-            int(chunks.length[row]),
-            int(chunks.codec[row]),
-        )
+        location = Location.of(fragment.chunks, fragment.packs, row)
         data = read_box(self._backend, tensors[shared.tensor], location, shared.digest, shared.box)
         for part in parts:
-            raw = bytes(bytes_of(data[part.relative_to(shared.box).slices].contiguous()))
+            raw = bytes(bytes_in(data, shared.box, part))
             name = digest(raw)
             if name not in self._entries:
                 self._entries[name] = self._builder.add(name, [raw], Codec.RAW)

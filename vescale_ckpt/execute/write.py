@@ -262,7 +262,7 @@ class Writer:
             place = self._known(name)
             if place is not None:
                 self._written.bytes_deduplicated += item.num_bytes
-            elif claims := self._relaid.find(chunk, _elements(block, item)):
+            elif claims := self._relaid.find(chunk, block.buffer[item.start : item.start + item.num_bytes]):
                 self._written.bytes_deduplicated += item.num_bytes
                 self._claim(chunk, claims)
                 continue
@@ -370,11 +370,6 @@ class Writer:
         for _, put, _ in self._puts:
             put.cancel()
         wait_for([put for _, put, _ in self._puts])
-
-
-def _elements(block: _Block, item: _Item) -> torch.Tensor:
-    """Return what a block holds of a chunk."""
-    return shaped(block.buffer, item.start, item.source.source.dtype, item.chunk.box.shape)
 
 
 def renamed(builder: PackBuilder) -> Pack:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from vescale_ckpt.errors import CorruptionError, FormatError, InvalidInputError
-from vescale_ckpt.format.checks import check_partial_rows, check_stored, internal
+from vescale_ckpt.format.checks import check_partial_rows, check_stored, internal, partial_starts
 from vescale_ckpt.format.chunk_columns import CHUNK_COLUMNS, check_columns, decode_columns, encode_columns
 from vescale_ckpt.format.collector import paused_collector
 from vescale_ckpt.format.document import Section, decode_document, encode_document
@@ -98,14 +98,12 @@ class FragmentChunks:
 
     def shares(self) -> Iterator[tuple[int, Box, Box]]:
         """Yield (row, box of the stored chunk, what of it this rank holds) of each share."""
-        starts = np.cumsum([0, *(2 * self.partial_ndim.astype(np.int64)).tolist()])
-        at = 0
-        for row, place in zip(self.share_row.tolist(), np.searchsorted(self.partial_row, self.share_row), strict=True):
-            ndim = int(self.partial_ndim[place])
-            whole = self.partial_box[starts[place] : starts[place + 1]].tolist()
-            part = self.share_box[at : at + 2 * ndim].tolist()
-            at += 2 * ndim
-            yield row, Box(tuple(whole[:ndim]), tuple(whole[ndim:])), Box(tuple(part[:ndim]), tuple(part[ndim:]))
+        places = np.searchsorted(self.partial_row, self.share_row)
+        ndim = self.partial_ndim.astype(np.int64)
+        whole, part = partial_starts(ndim), partial_starts(ndim[places])
+        for number, (row, place) in enumerate(zip(self.share_row.tolist(), places.tolist(), strict=True)):
+            box = _box(self.partial_box[whole[place] : whole[place + 1]])
+            yield row, box, _box(self.share_box[part[number] : part[number + 1]])
 
     def kept(self, keep: npt.NDArray[np.bool_]) -> FragmentChunks:
         """Return the chunks for which ``keep`` (``bool[len(self)]``) is true, without shares."""
@@ -294,6 +292,12 @@ def _share_columns(document: Document) -> dict[str, npt.NDArray[Any]]:
 def _numbers(boxes: Sequence[tuple[int, Box]]) -> npt.NDArray[np.uint64]:
     """Return boxes one after another: offsets, then sizes."""
     return np.array([number for _, box in boxes for number in (*box.offset, *box.shape)], np.uint64)
+
+
+def _box(numbers: npt.NDArray[np.uint64]) -> Box:
+    """Return the box of its offsets, then sizes."""
+    offset, shape = np.split(numbers, 2)
+    return Box(tuple(offset.tolist()), tuple(shape.tolist()))
 
 
 def _tree(section: memoryview | None, trees: dict[bytes, Node]) -> Node | None:

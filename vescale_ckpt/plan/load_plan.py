@@ -74,7 +74,7 @@ def chunks_needed(manifest: Manifest, wants: Sequence[Want]) -> list[ChunkNeed]:
     for number, (want, tensor) in enumerate(zip(wants, stored, strict=True)):
         if want.box.volume == 0:
             continue
-        for row, box, common in (_tile_rows if whole[tensor] else _rows)(manifest, tensor, want.box):
+        for row, box, common in (_tile_rows if whole[tensor] else chunks_touching)(manifest, tensor, want.box):
             place[row] = (tensor, box)
             copies.setdefault(row, []).append(
                 Copy(number, common.relative_to(box), common.relative_to(want.box)),
@@ -153,7 +153,7 @@ def _tile_rows(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int,
         yield first + tile, common if common.shape == grid.tile else grid.box(tile), common
 
 
-def _rows(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int, Box, Box]]:
+def chunks_touching(manifest: Manifest, tensor: int, box: Box) -> Iterator[tuple[int, Box, Box]]:
     """Yield (row, chunk box, its part in ``box``) of the chunks that have any."""
     record, chunks = manifest.tensors[tensor], manifest.chunks
     grid = grid_of(record.shape, record.tile)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vescale_ckpt as vc
-from tests.distributed.threads import all_well, run_ranks
+from tests.cases import worlds
 from vescale_storage import loop
 from vescale_storage.keys import pack_key
 
@@ -19,7 +17,7 @@ SHAPES = [(1024, 1024), (1030, 517), (3000, 100), (5027, 64), (1024,), (7,)]
 
 @pytest.fixture
 def store():
-    return vc.open_store(f"memory://{uuid.uuid4().hex}")
+    return worlds.memory_store()
 
 
 def shard(tensor, dim, num_ranks, rank):
@@ -37,14 +35,11 @@ def save(store, run, weights, layout, base=None):
     """Save as ``layout`` = (dim, ranks); return the reports and the bytes that storage took."""
     dim, num_ranks = layout
 
-    def body(group):
-        checkpointer = vc.Checkpointer(store, run)
-        checkpointer._group_made = group
-        state = {name: shard(tensor, dim, num_ranks, group.rank) for name, tensor in weights.items()}
-        return checkpointer.save(0, state, base=base).result()
+    def state_of(rank):
+        return {name: shard(tensor, dim, num_ranks, rank) for name, tensor in weights.items()}
 
     before = store.counts.up_bytes
-    reports = all_well(run_ranks(num_ranks, body))
+    reports = worlds.save(store, num_ranks, state_of, step=0, run=run, base=base)
     return reports, store.counts.up_bytes - before
 
 
@@ -141,7 +136,7 @@ layouts = st.tuples(st.integers(0, 2), st.integers(1, 5))
     changes=st.lists(st.integers(0, 10**6), max_size=3),
 )
 def test_whatever_changes_and_however_it_is_cut_what_was_saved_is_read(shape, dtype, chain, changes):
-    store = vc.open_store(f"memory://{uuid.uuid4().hex}")
+    store = worlds.memory_store()
     count = torch.Size(shape).numel()
     tensor = torch.arange(count).to(dtype).reshape(shape)
     for number, layout in enumerate(chain):
