@@ -147,3 +147,19 @@ def test_whatever_changes_and_however_it_is_cut_what_was_saved_is_read(shape, dt
         got = store[f"r{number}@0"].read("w")
         assert (got.shape, got.dtype) == (tensor.shape, dtype)
         assert torch.equal(got, tensor)
+
+
+def test_what_is_cut_out_twice_is_in_packs_of_other_names(store):
+    """A collection may be about to delete the pack that an earlier save cut out: its name is not used again."""
+    old = {"w": torch.arange(300, dtype=torch.float32).reshape(30, 10)}
+    new = {"w": old["w"].clone()}
+    new["w"][0] = -1  # the coordinator's own part
+    save(store, "a", old, (0, 1))
+    names = []
+    for run in ("b", "c"):
+        save(store, run, new, (0, 4), base="a@0")
+        assert_holds(store, f"{run}@0", new)
+        manifest = store[f"{run}@0"].manifest
+        names.append([manifest.packs[pack].name for pack in manifest.chunks.pack])
+    assert names[0][0] == names[1][0], "what a rank writes is in the same pack when it is written again"
+    assert not set(names[0][1:]) & set(names[1][1:])
