@@ -34,7 +34,7 @@ from vescale_storage.ref_records import (
     encode_tag,
     parse_name,
 )
-from vescale_storage.sealed import MAX_RECORD_BYTES, put_once, read_bounded
+from vescale_storage.sealed import MAX_RECORD_BYTES, put_once, read_bounded, read_listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -302,7 +302,7 @@ async def list_tags(backend: Backend, run: str) -> tuple[Tag, ...]:
 
     async def read(info: ObjectInfo) -> Tag | None:
         try:
-            return decode_tag(await read_bounded(backend, info.key, MAX_RECORD_BYTES, info.size_bytes), info.key)
+            return await read_listed(backend, info, decode_tag)
         except ObjectNotFoundError:
             return None
 
@@ -371,4 +371,4 @@ async def _list_run(backend: Backend, run: str, *, strict: bool) -> _RefListing:
 
 
 async def _read(backend: Backend, info: ObjectInfo) -> Ref:
-    return decode_ref(await read_bounded(backend, info.key, MAX_RECORD_BYTES, info.size_bytes), info.key)
+    return await read_listed(backend, info, decode_ref)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from vescale_storage.digest import hexdigest
 from vescale_storage.errors import (
@@ -26,9 +26,11 @@ from vescale_storage.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from vescale_storage.backend import Backend
+    from vescale_storage.backend import Backend, ObjectInfo
+
+T = TypeVar("T")
 
 RECORD_FORMAT: Final = 1
 """A reader refuses a higher number; a field that it does not know changes nothing of what it knows and is ignored."""
@@ -173,6 +175,25 @@ async def read_bounded(backend: Backend, key: str, max_bytes: int, size_bytes: i
     if size_bytes:
         await backend.get_into(key, 0, memoryview(data))
     return data
+
+
+async def read_listed(backend: Backend, info: ObjectInfo, decode: Callable[[bytearray, str], T]) -> T:
+    """Return what ``decode(data, key)`` makes of a record that a listing has told of.
+
+    The size in the listing saves a request. A record may have been deleted and made anew since, with another length:
+    what does not fit is read once more, with the size that it has now, before it is called damaged.
+
+    Raises:
+        CorruptionError, FormatError, UnsupportedVersionError: as ``decode``.
+        ObjectNotFoundError: it was deleted meanwhile.
+        StorageError: the storage failed.
+    """
+    try:
+        return decode(await read_bounded(backend, info.key, MAX_RECORD_BYTES, info.size_bytes), info.key)
+    except CorruptionError:
+        if info.size_bytes > MAX_RECORD_BYTES:
+            raise  # no record ever had this size
+        return decode(await read_bounded(backend, info.key, MAX_RECORD_BYTES), info.key)
 
 
 async def read_sealed(backend: Backend, key: str, *, kind: str, size_bytes: int | None = None) -> Fields:

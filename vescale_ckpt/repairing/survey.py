@@ -45,7 +45,7 @@ from vescale_storage.keys import (
     ref_key,
 )
 from vescale_storage.refs import Ref, Tag, decode_ref, decode_tag
-from vescale_storage.sealed import MAX_RECORD_BYTES, read_bounded
+from vescale_storage.sealed import read_listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,11 +150,10 @@ class _Surveyor:
             self._add(Kind.STRANGE, info.key, "it is neither a ref nor a tag", outlook)
             return
         try:
-            data = loop.run(read_bounded(self._backend, info.key, MAX_RECORD_BYTES, info.size_bytes))
             if what is Kind.TAG:
-                self._tags.append(decode_tag(data, info.key))
+                self._tags.append(loop.run(read_listed(self._backend, info, decode_tag)))
             else:
-                self._refs.append(decode_ref(data, info.key))
+                self._refs.append(loop.run(read_listed(self._backend, info, decode_ref)))
         except UnsupportedVersionError:
             raise
         except FormatError as error:

@@ -12,7 +12,7 @@ from vescale_storage.errors import CorruptionError, FormatError, ObjectNotFoundE
 from vescale_storage.keys import REFS_PREFIX, manifest_key, parse_ref_key, parse_tag_key
 from vescale_storage.parallel import map_bounded
 from vescale_storage.ref_records import Ref, Tag, decode_ref, decode_tag
-from vescale_storage.sealed import MAX_RECORD_BYTES, read_bounded
+from vescale_storage.sealed import read_listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -107,11 +107,11 @@ class RootReader:
 
     async def _record(self, info: ObjectInfo) -> Ref | Tag | None:
         try:
-            data = await read_bounded(self._backend, info.key, MAX_RECORD_BYTES, info.size_bytes)
+            if _is_tag(info.key):
+                return await read_listed(self._backend, info, decode_tag)
+            return await read_listed(self._backend, info, decode_ref)
         except ObjectNotFoundError:
             return None  # deleted meanwhile
-        try:
-            return decode_tag(data, info.key) if _is_tag(info.key) else decode_ref(data, info.key)
         except FormatError as error:
             raise self._stop(error, info.key) from error
 

@@ -10,7 +10,7 @@ from vescale_storage.keys import parse_ref_key, parse_tag_key, ref_key, run_pref
 from vescale_storage.parallel import map_bounded
 from vescale_storage.ref_records import Ref, Tag, decode_ref, encode_ref
 from vescale_storage.refs import list_tags
-from vescale_storage.sealed import MAX_RECORD_BYTES, put_once, read_bounded
+from vescale_storage.sealed import put_once, read_listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,8 +58,7 @@ async def list_run(backend: Backend, run: str, known: dict[str, float] | None = 
 
     async def read(info: ObjectInfo) -> None:
         try:
-            data = await read_bounded(backend, info.key, MAX_RECORD_BYTES, info.size_bytes)
-            known[info.key] = decode_ref(data, info.key).created_seconds
+            known[info.key] = (await read_listed(backend, info, decode_ref)).created_seconds
         except FormatError:
             known[info.key] = info.modified_seconds  # what it says is lost; that it is there is not
         except ObjectNotFoundError:

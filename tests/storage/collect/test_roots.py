@@ -151,6 +151,24 @@ def test_a_ref_that_is_deleted_while_it_is_read_is_no_root():
     assert rule.num_hit == 1
 
 
+@pytest.mark.parametrize("now", [1.0, 1234567.25], ids=["shorter", "longer"])
+def test_a_ref_that_is_made_anew_since_the_listing_is_no_damage(now):
+    inner = memory()
+    name, ref = commit(inner, "a", 1, ["11"], transaction=1234)
+
+    class MadeAnew(WrapperBackend):
+        done = False
+
+        async def get_into(self, key, offset, out):
+            if not self.done:  # the first look at it after the listings
+                self.done = True
+                await inner.delete(ref.key)
+                await refs.create_ref(inner, "a", 1, manifest=name, transaction=f"{2:032x}", now=now)
+            await inner.get_into(key, offset, out)
+
+    assert [ref.created_seconds for ref in read(MadeAnew(inner)).refs] == [now]
+
+
 def test_a_manifest_that_went_with_its_last_ref_is_no_damage():
     inner = memory()
     name, ref = commit(inner, "a", 1, ["11"])
